@@ -1,0 +1,73 @@
+"""Acceptance rules behind one contract, so that one loop and one harness compare them all.
+
+A rule is an `AcceptanceRule`: `verify` looks at one request's `Block` and returns a `Verdict`,
+`settle` charges the ledger. Rules are made once per setting of their static options; the same
+options give the same object, so compiled programs are shared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+
+from asd_jax import verifier
+from asd_jax.types import AcceptanceRule, Block, Controls, Ledger, Verdict
+
+
+@functools.cache
+def asd(value_scheme: str = "remaining") -> AcceptanceRule:
+    """Returns Approximate Speculative Decoding as a rule (arXiv 2608.03447).
+
+    Args:
+      value_scheme: "remaining" (the paper's suffix value) or "realised"; see `asd_jax.verifier`.
+
+    Raises:
+      ValueError: Unknown scheme.
+    """
+    if value_scheme not in verifier.VALUE_SCHEMES:
+        raise ValueError(
+            f"value_scheme: got {value_scheme!r}, allowed is one of {verifier.VALUE_SCHEMES}"
+        )
+
+    def verify(
+        block: Block, ledger: Ledger, controls: Controls, protected_ids: jax.Array
+    ) -> Verdict:
+        return verifier.verify(
+            block.draft_tokens,
+            block.noisy_logits,
+            ledger,
+            controls,
+            draft_length=block.draft_length,
+            value_length=block.value_length,
+            value_scheme=value_scheme,
+            protected_ids=protected_ids,
+        )
+
+    return AcceptanceRule(name="asd", verify=verify, settle=verifier.settle)
+
+
+@functools.cache
+def strict() -> AcceptanceRule:
+    """Returns strict verification: a draft token is kept if it is what plain decoding would emit.
+
+    It ignores the request's controls. `asd` with a zero budget gives the same tokens.
+    """
+
+    def verify(
+        block: Block, ledger: Ledger, controls: Controls, protected_ids: jax.Array
+    ) -> Verdict:
+        del controls, protected_ids
+        return verifier.verify(
+            block.draft_tokens,
+            block.noisy_logits,
+            ledger,
+            Controls.strict(),
+            draft_length=block.draft_length,
+        )
+
+    return AcceptanceRule(name="strict", verify=verify, settle=verifier.settle)
+
+
+RULES: dict[str, Callable[..., AcceptanceRule]] = {"asd": asd, "strict": strict}

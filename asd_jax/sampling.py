@@ -1,0 +1,171 @@
+"""Sampling as greedy decoding of perturbed logits, so that one verifier serves every temperature.
+
+At temperature T > 0 a token is the argmax of z / T + Gumbel noise, and the noise is keyed by
+(request seed, absolute position) alone. Hence strict speculative decoding with a seed emits exactly
+what plain sampling with that seed emits, whatever the drafter, the draft length or the batch.
+
+`transform` is the only place where temperature, top-k and top-p touch logits; every path uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+# Keys of the noise and of the rules' own draws must differ though both start from the request seed.
+_NOISE_STREAM = 0
+_RULE_STREAM = 1
+
+
+@struct.dataclass
+class SamplingParams:
+    """How each request draws its tokens. All leaves are traced, [B].
+
+    Attributes:
+      temperature: 0 = greedy, float32.
+      top_k: Tokens kept, int32; 0 = all.
+      top_p: Probability mass kept, float32, (0, 1]; 1 = all.
+      key: PRNG key made from the request's seed.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    key: jax.Array
+
+
+def sampling_params(
+    batch: int,
+    *,
+    temperature: float | Sequence[float] = 0.0,
+    top_k: int | Sequence[int] = 0,
+    top_p: float | Sequence[float] = 1.0,
+    seed: int | Sequence[int] = 0,
+) -> SamplingParams:
+    """Builds `SamplingParams` for a batch from host values, one for all or one a request.
+
+    Args:
+      batch: B.
+      temperature: >= 0, finite.
+      top_k: >= 0.
+      top_p: In (0, 1].
+      seed: Whole numbers in [0, 2**63).
+
+    Returns:
+      `SamplingParams` with leaves [B].
+
+    Raises:
+      ValueError: A value is out of range, naming the field and the value.
+    """
+
+    def column(name: str, value: Any, dtype: type, is_allowed, allowed: str) -> np.ndarray:
+        array = np.asarray(value, dtype=np.float64 if dtype is np.float32 else np.int64)
+        if not np.all(is_allowed(array)):
+            raise ValueError(f"{name}: got {value!r}, allowed is {allowed}")
+        return np.broadcast_to(array.astype(dtype), (batch,))
+
+    seeds = column("seed", seed, np.int64, lambda x: x >= 0, "a whole number in [0, 2**63)")
+    return SamplingParams(
+        temperature=jnp.asarray(
+            column(
+                "temperature",
+                temperature,
+                np.float32,
+                lambda x: (x >= 0) & np.isfinite(x),
+                "a finite number >= 0",
+            )
+        ),
+        top_k=jnp.asarray(
+            column("top_k", top_k, np.int32, lambda x: x >= 0, "a whole number >= 0")
+        ),
+        top_p=jnp.asarray(
+            column("top_p", top_p, np.float32, lambda x: (x > 0) & (x <= 1), "a number in (0, 1]")
+        ),
+        key=_keys_from_seeds(seeds),
+    )
+
+
+def _keys_from_seeds(seeds: np.ndarray) -> jax.Array:
+    """Returns one key a seed; both 32-bit halves count, also where JAX has no 64-bit integers."""
+    low = jnp.asarray(seeds & 0xFFFFFFFF, jnp.uint32)
+    high = jnp.asarray(seeds >> 32, jnp.uint32)
+    return jax.vmap(lambda a, b: jax.random.fold_in(jax.random.fold_in(jax.random.key(0), a), b))(
+        low, high
+    )
+
+
+def transform(logits: jax.Array, params: SamplingParams) -> jax.Array:
+    """Applies temperature, then top-k, then top-p to the logits of one request.
+
+    Args:
+      logits: [T, V], any float type.
+      params: Scalar leaves.
+
+    Returns:
+      float32 [T, V]; masked tokens are -inf. At temperature 0 the logits come back unchanged, since
+      neither mask can remove the argmax and nothing else is ever emitted.
+    """
+    logits = logits.astype(jnp.float32)
+    is_greedy = params.temperature <= 0
+    scaled = logits / jnp.where(is_greedy, jnp.float32(1), params.temperature)
+    vocab_size = logits.shape[-1]
+    descending = -jnp.sort(-scaled, axis=-1)
+    # Ties with the last kept token stay, as in HF transformers' warpers.
+    k = jnp.where(params.top_k <= 0, vocab_size, jnp.minimum(params.top_k, vocab_size))
+    kth = jax.lax.dynamic_index_in_dim(descending, k - 1, axis=-1, keepdims=True)
+    kept = jnp.where(descending >= kth, descending, -jnp.inf)
+    probs = jax.nn.softmax(kept, axis=-1)
+    mass_before = jnp.cumsum(probs, axis=-1) - probs
+    in_nucleus = (mass_before < params.top_p) | (params.top_p >= 1)
+    # The first token is always kept: its mass_before is 0 < top_p.
+    nucleus_floor = jnp.min(jnp.where(in_nucleus, kept, jnp.inf), axis=-1, keepdims=True)
+    is_kept = (scaled >= jnp.maximum(kth, nucleus_floor)) | jnp.isnan(scaled)  # NaN must show
+    masked = jnp.where(is_kept, scaled, -jnp.inf)
+    return jnp.where(is_greedy, logits, masked)
+
+
+def gumbel_noise(key: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
+    """Draws the noise of one absolute position. The key is not consumed.
+
+    Args:
+      key: The request's key.
+      position: Index in the sequence of the token to be drawn, int32 [].
+      vocab_size: V.
+
+    Returns:
+      float32 [V].
+    """
+    key = jax.random.fold_in(jax.random.fold_in(key, _NOISE_STREAM), position)
+    return jax.random.gumbel(key, (vocab_size,), jnp.float32)
+
+
+def rule_key(key: jax.Array, position: jax.Array) -> jax.Array:
+    """Returns the key with which an acceptance rule may draw for the block starting at `position`."""
+    return jax.random.fold_in(jax.random.fold_in(key, _RULE_STREAM), position)
+
+
+def perturb(
+    logits: jax.Array, params: SamplingParams, position: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Transforms one request's logits and adds its noise.
+
+    Args:
+      logits: [T, V].
+      params: Scalar leaves.
+      position: Absolute position of the token that row 0 predicts, int32 [].
+
+    Returns:
+      The transformed logits and the noisy logits, both float32 [T, V]. At temperature 0 both are
+      the input.
+    """
+    clean = transform(logits, params)
+    positions = position + jnp.arange(logits.shape[0], dtype=jnp.int32)
+    noise = jax.vmap(gumbel_noise, in_axes=(None, 0, None))(
+        params.key, positions, logits.shape[-1]
+    )
+    return clean, jnp.where(params.temperature > 0, clean + noise, clean)

@@ -1,0 +1,319 @@
+"""Contracts between the parts: every pytree and every function type that crosses a module border.
+
+Shape letters used throughout the project: `B` requests (rows), `T` tokens in this call, `P` padded
+prompt length, `S` cache slots, `G` draft tokens a round, `V` vocabulary, `D` model width, `N` query
+heads, `K` key/value heads, `H` head width, `L` layers, `R` recorded rounds.
+
+Everything here is data. The algorithm is in `asd_jax.verifier`, the loop in `asd_jax.decode`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+PyTree = Any
+
+
+class StopReason(enum.IntEnum):
+    """Why a block's acceptance ended at position `num_accepted`."""
+
+    NONE = 0  # nothing failed: all G positions were kept
+    END_OF_DRAFT = 1  # the request proposed fewer than G tokens and all were kept
+    GATE = 2  # regret > gate * suffix value
+    BUDGET = 3  # the request's regret budget cannot pay for the token
+    CAP = 4  # more exceptions than block_cap
+    PROTECTED = 5  # the draft or the target token is a protected id
+    INVALID = 6  # draft id outside the vocabulary, or a regret that is not finite
+    STRICT = 7  # a mismatch under controls that allow no exception at all
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended."""
+
+    RUNNING = 0
+    STOP = 1  # a stop id was emitted (and kept)
+    LENGTH = 2  # max_new_tokens reached
+    CAPACITY = 3  # max_len reached
+    NONFINITE = 4  # the target's logits for the next token were NaN or infinite
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Controls:
+    """The three limits of Approximate Speculative Decoding (arXiv 2608.03447, section 3).
+
+    All are traced, so changing a value never recompiles. Leaves are scalars, or `[B]` when every
+    request has its own. Values are validated where they are concrete; tracers pass through.
+
+    Attributes:
+      budget: Regret that one request may spend in its whole life, in logits (nats). float32.
+      gate: Largest regret per token of suffix value, in logits a token. float32.
+      block_cap: Largest number of exceptions in one block. int32.
+
+    Raises:
+      ValueError: A field is negative or NaN, or `block_cap` is not a whole number.
+    """
+
+    budget: Any = 8.0
+    gate: Any = 0.25
+    block_cap: Any = 2
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("budget", np.float32), ("gate", np.float32), ("block_cap", np.int32)):
+            value = getattr(self, name)
+            if isinstance(value, (bool, int, float, list, tuple, np.ndarray, np.generic)) or (
+                isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+            ):
+                object.__setattr__(self, name, _validated_control(name, value, dtype))
+
+    @classmethod
+    def strict(cls) -> Controls:
+        """Returns the controls under which verification is exactly greedy."""
+        return cls(budget=0.0, gate=0.0, block_cap=0)
+
+    @classmethod
+    def from_normalized(
+        cls, budget: float, gate: float, block_cap: int, block_size: int
+    ) -> Controls:
+        """Converts from the authors' second scheme, where q_i = (n - i) / n.
+
+        Args:
+          budget: As in `Controls`.
+          gate: Gate of the normalised scheme, in logits per whole block.
+          block_cap: As in `Controls`.
+          block_size: The n by which the scheme divides, in tokens, >= 1.
+
+        Returns:
+          Controls in the raw scheme, `gate / block_size`.
+
+        Raises:
+          ValueError: `block_size` is not a positive whole number, or as in `Controls`.
+        """
+        if isinstance(block_size, bool) or int(block_size) != block_size or block_size < 1:
+            raise ValueError(f"block_size: got {block_size!r}, allowed is a whole number >= 1")
+        return cls(budget=budget, gate=np.float32(gate) / np.float32(block_size), block_cap=block_cap)
+
+
+def _validated_control(name: str, value: Any, dtype: type) -> Any:
+    """Returns `value` as an array of `dtype`, or raises a ValueError naming the field."""
+    try:
+        host = np.asarray(value)
+        number = host.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: got {value!r}, allowed is a number >= 0") from error
+    if host.dtype == np.bool_ or np.isnan(number).any() or (number < 0).any():
+        raise ValueError(f"{name}: got {value!r}, allowed is a number >= 0")
+    if dtype is np.int32:
+        if not (np.isfinite(number).all() and (number == np.floor(number)).all()):
+            raise ValueError(f"{name}: got {value!r}, allowed is a whole number >= 0")
+        number = np.minimum(number, np.iinfo(np.int32).max)
+    if isinstance(value, jax.Array):
+        return value.astype(dtype)  # keeps its device and sharding
+    return number.astype(dtype)
+
+
+@struct.dataclass
+class Ledger:
+    """What one request has spent and gained so far. Leaves are `[]` or `[B]`.
+
+    Attributes:
+      spent: Regret charged, in logits, float32. Never above the request's budget.
+      exceptions: Committed draft tokens that were not the target's argmax, int32.
+      reused: Committed draft tokens behind the first exception of their block, int32.
+      proposed: Draft tokens proposed, int32.
+      accepted: Draft tokens committed, int32.
+      strict_accepted: Draft tokens that strict verification of the same blocks would have
+        committed, int32.
+      rounds: Blocks verified, int32.
+      exhausted_at: Round (from 0) in which the budget first refused a token, int32; -1 = never.
+      first_exception_at: Emitted position (from 0) of the first exception, int32; -1 = none.
+    """
+
+    spent: jax.Array
+    exceptions: jax.Array
+    reused: jax.Array
+    proposed: jax.Array
+    accepted: jax.Array
+    strict_accepted: jax.Array
+    rounds: jax.Array
+    exhausted_at: jax.Array
+    first_exception_at: jax.Array
+
+    @classmethod
+    def zeros(cls, batch_shape: tuple[int, ...] = ()) -> Ledger:
+        """Returns a fresh ledger with leaves of shape `batch_shape`."""
+
+        def counter(value: int = 0) -> jax.Array:
+            return jnp.full(batch_shape, value, jnp.int32)
+
+        return cls(
+            spent=jnp.zeros(batch_shape, jnp.float32),
+            exceptions=counter(),
+            reused=counter(),
+            proposed=counter(),
+            accepted=counter(),
+            strict_accepted=counter(),
+            rounds=counter(),
+            exhausted_at=counter(-1),
+            first_exception_at=counter(-1),
+        )
+
+
+@struct.dataclass
+class Verdict:
+    """The decision on one block. A leading `[B]` is added by `vmap`.
+
+    Attributes:
+      num_accepted: Draft tokens kept, int32 [].
+      next_token: The target's own token behind them (correction or bonus), int32 [].
+      target_tokens: The target's argmax at every position, int32 [G+1].
+      regret: Regret of accepted exceptions in logits, 0 elsewhere, float32 [G].
+      exception_mask: True where an accepted token is not the target's argmax, bool [G].
+      num_strict: Draft tokens that strict verification would have kept, int32 [].
+      stop_reason: A `StopReason`, int32 [].
+      is_finite: False if a row that this decision rests on (0..num_accepted) has an argmax that
+        is NaN or infinite, bool [].
+      num_finite: Leading rows with a finite argmax, int32 []: only the first `num_finite` of the
+        emitted tokens may be committed.
+    """
+
+    num_accepted: jax.Array
+    next_token: jax.Array
+    target_tokens: jax.Array
+    regret: jax.Array
+    exception_mask: jax.Array
+    num_strict: jax.Array
+    stop_reason: jax.Array
+    is_finite: jax.Array
+    num_finite: jax.Array
+
+
+@struct.dataclass
+class Proposal:
+    """What a drafter proposes for one round.
+
+    Attributes:
+      tokens: Draft ids, int32 [B, G]. Entries at and behind `length` are ignored.
+      length: Proposed tokens per request, int32 [B], 0..G.
+      logits: The drafter's logits, float32 [B, G, V], or None where the drafter has none.
+    """
+
+    tokens: jax.Array
+    length: jax.Array
+    logits: jax.Array | None = None
+
+
+@struct.dataclass
+class Block:
+    """All that an acceptance rule may look at, for one request (`vmap` adds the batch).
+
+    Attributes:
+      draft_tokens: int32 [G].
+      draft_length: int32 [].
+      value_length: The n in the suffix value q_i = n - i, int32 [].
+      draft_logits: float32 [G, V] or None.
+      logits: Target logits after temperature, top-k and top-p, [G+1, V].
+      noisy_logits: `logits` plus the request's position-keyed Gumbel noise; the very same values
+        where the temperature is 0. Their argmax is what plain sampling would emit. [G+1, V]
+      key: PRNG key of this request and round, for rules that draw; not consumed elsewhere.
+    """
+
+    draft_tokens: jax.Array
+    draft_length: jax.Array
+    value_length: jax.Array
+    draft_logits: jax.Array | None
+    logits: jax.Array
+    noisy_logits: jax.Array
+    key: jax.Array
+
+
+class AcceptanceRule(NamedTuple):
+    """An acceptance rule: two pure functions, written for one request and vmapped by the loop.
+
+    Attributes:
+      name: The rule's name in configs and results.
+      verify: `(block, ledger, controls, protected_ids) -> Verdict`.
+      settle: `(ledger, verdict, num_committed, *, draft_length, position) -> Ledger`.
+    """
+
+    name: str
+    verify: Callable[..., Verdict]
+    settle: Callable[..., Ledger]
+
+
+@struct.dataclass
+class TargetOutput:
+    """One forward of the target.
+
+    Attributes:
+      logits: [B, T, V], or [B, 1, V] where the caller asked for one row a request.
+      hidden: Final-norm hidden state, [B, T, D].
+      features: Residual streams of the tapped layers side by side, [B, T, F * D]; F may be 0.
+      cache: The cache with this call's keys and values written behind `cache.length`; the length
+        itself is unchanged, the caller decides how many of the rows are valid.
+    """
+
+    logits: jax.Array
+    hidden: jax.Array
+    features: jax.Array
+    cache: PyTree
+
+
+@struct.dataclass
+class Target:
+    """A target model as weights and pure functions; a pytree, so weights are never constants.
+
+    Attributes:
+      params: Weights.
+      forward: `(params, tokens [B, T], cache, *, logit_rows=None) -> TargetOutput`. Row b's tokens
+        stand at positions `cache.length[b] + t`. `logit_rows` int32 [B] asks for the logits of
+        that one row only (the prefill needs no others).
+      init_cache: `(batch, num_slots) -> cache`, an empty cache.
+      vocab_size: V.
+      context_length: Largest number of positions the model was made for.
+    """
+
+    params: PyTree
+    forward: Callable[..., TargetOutput] = struct.field(pytree_node=False)
+    init_cache: Callable[..., PyTree] = struct.field(pytree_node=False)
+    vocab_size: int = struct.field(pytree_node=False)
+    context_length: int = struct.field(pytree_node=False)
+
+
+@struct.dataclass
+class Drafter:
+    """A drafter as weights and pure functions over an explicit state; a pytree like `Target`.
+
+    Weights go in as the first argument and stay outside the state, which the loop carries.
+    States are batched on the leading axis of every leaf. The loop never freezes a finished row:
+    it commits nothing for it (`num_kept` 0), which must leave the row's committed state alone.
+
+    Attributes:
+      params: Weights, `()` where there are none.
+      init: `(params, batch, num_slots) -> state`.
+      prefill: `(params, state, tokens [B, P], features [B, P, F*D], hidden [B, P, D],
+        lengths [B]) -> state`, with right-padded prompts.
+      propose: `(params, state, anchor [B], position [B], key [B]) -> (Proposal, state)`. `anchor`
+        is the last committed token, which no cache holds yet; `position` is its index in the
+        sequence; `key` is the request's sampling key.
+      commit: `(params, state, tokens [B, G+1], features [B, G+1, F*D], hidden [B, G+1, D],
+        num_kept [B]) -> state`. `tokens` are the target's inputs of this round, the anchor first;
+        the first `num_kept` rows are now part of the committed history.
+      num_draft_tokens: Proposed block length G, or None where any G will do.
+    """
+
+    params: PyTree
+    init: Callable[..., PyTree] = struct.field(pytree_node=False)
+    prefill: Callable[..., PyTree] = struct.field(pytree_node=False)
+    propose: Callable[..., tuple[Proposal, PyTree]] = struct.field(pytree_node=False)
+    commit: Callable[..., PyTree] = struct.field(pytree_node=False)
+    name: str = struct.field(pytree_node=False, default="drafter")
+    num_draft_tokens: int | None = struct.field(pytree_node=False, default=None)

@@ -1,0 +1,330 @@
+"""The verifier of Approximate Speculative Decoding: which draft tokens of a block are kept.
+
+Terms, each with unit and sign (arXiv 2608.03447, section 3):
+
+- *regret* r_i = z_i[y_i] - z_i[x_i] >= 0: how far the draft token x_i lies below the target's argmax
+  y_i, in logits, which equals nats of log-probability.
+- *exception*: a draft token that is not the target's argmax, by id. A tie is one, of regret 0.
+- *suffix value* q_i: how many tokens keeping x_i can be worth. Scheme "remaining" (the paper):
+  n - i, the rest of the block counting x_i. Scheme "realised" (ours): 1 + the number of draft tokens
+  right behind x_i that match the target, which is known by now.
+- *gate*: an exception must have r_i <= gate * q_i.
+- *cap*: at most `block_cap` exceptions a block.
+- *ledger*: regret spent by the request so far; never above its *budget*.
+
+`verify` decides and charges nothing; `settle` charges what was really committed. Both are for one
+request and are vmapped over a batch. After one argmax, one max and one gather over the vocabulary
+the work is O(G).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from asd_jax.types import Controls, Ledger, StopReason, Verdict
+
+__all__ = ["Controls", "Ledger", "StopReason", "Verdict", "settle", "verify", "verify_batch"]
+
+ValueScheme = Literal["remaining", "realised"]
+VALUE_SCHEMES: tuple[str, ...] = ("remaining", "realised")
+
+
+def verify(
+    draft_tokens: jax.Array,
+    target_logits: jax.Array,
+    ledger: Ledger,
+    controls: Controls,
+    *,
+    draft_length: jax.Array | int | None = None,
+    value_length: jax.Array | int | None = None,
+    value_scheme: ValueScheme = "remaining",
+    protected_ids: Sequence[int] | jax.Array = (),
+) -> Verdict:
+    """Decides how many tokens of one block to keep (arXiv 2608.03447, section 3, algorithm 1).
+
+    Keeps the longest prefix in which every token is the target's argmax or an affordable exception.
+    With budget, gate or cap 0, or a spent ledger, it is strict greedy verification, ties included.
+
+    Args:
+      draft_tokens: Draft ids x, integer [G]. Ids outside [0, V) are never kept.
+      target_logits: z, any float type, [G+1, V]; z[i] scores x[i] given the history before it.
+      ledger: The request's ledger, scalar leaves.
+      controls: The request's limits, scalar leaves, traced.
+      draft_length: n, the number of tokens really proposed, int32 [], 0..G. Default G.
+      value_length: The n in q_i = n - i where it differs from `draft_length`, for a block that a
+        confidence head cut short. Unused by the scheme "realised". Default `draft_length`.
+      value_scheme: "remaining" or "realised", static.
+      protected_ids: Ids that an exception may neither introduce nor skip; `()` is the paper's rule.
+
+    Returns:
+      A `Verdict` with scalar and [G] leaves.
+
+    Raises:
+      ValueError: Wrong ranks or sizes, or an unknown value scheme.
+    """
+    num_draft, vocab_size = _check_block(draft_tokens, target_logits, value_scheme)
+    if draft_length is None:
+        draft_length = num_draft
+    draft_length = jnp.clip(jnp.asarray(draft_length, jnp.int32), 0, num_draft)
+    value_length = draft_length if value_length is None else jnp.asarray(value_length, jnp.int32)
+    draft_tokens = draft_tokens.astype(jnp.int32)
+
+    # The vocabulary axis is left here, with three numbers a row.
+    target_tokens, top_logits = _argmax_and_max(target_logits)
+    in_vocab = (draft_tokens >= 0) & (draft_tokens < vocab_size)
+    lookup = jnp.clip(draft_tokens, 0, vocab_size - 1)
+    draft_logits = jnp.take_along_axis(target_logits[:num_draft], lookup[:, None], axis=1)[:, 0]
+    row_finite = jnp.isfinite(top_logits)
+
+    position = jnp.arange(num_draft, dtype=jnp.int32)
+    exception = draft_tokens != target_tokens[:num_draft]
+    raw_regret = top_logits[:num_draft] - draft_logits.astype(jnp.float32)
+    valid = in_vocab & jnp.isfinite(raw_regret)
+    # An invalid exception ends the prefix, so its price is never paid; 0 keeps NaN out of the sums.
+    price = jnp.where(exception & valid, raw_regret, jnp.float32(0))
+    spent_before, spent_after = _running_sum(ledger.spent, price)
+    count = jnp.cumsum(exception.astype(jnp.int32))
+
+    value = _suffix_value(value_scheme, exception, position, draft_length, value_length)
+    is_strict = (controls.budget <= 0) | (controls.gate <= 0) | (controls.block_cap <= 0)
+    within_gate = raw_regret <= controls.gate * value.astype(jnp.float32)
+    within_cap = count <= controls.block_cap
+    within_budget = (spent_before < controls.budget) & (spent_after <= controls.budget)
+    unprotected = ~(
+        _is_member(draft_tokens, protected_ids) | _is_member(target_tokens[:-1], protected_ids)
+    )
+
+    allowed = valid & ~is_strict & unprotected & within_gate & within_cap & within_budget
+    proposed = position < draft_length
+    num_accepted = _prefix_length((~exception | allowed) & proposed)
+    num_strict = _prefix_length(~exception & proposed)
+
+    accepted_exception = exception & (position < num_accepted)
+    # Priority where several tests fail: the reasons that no control can lift come first.
+    reason = jnp.select(
+        [~valid, jnp.broadcast_to(is_strict, valid.shape), ~unprotected, ~within_gate, ~within_cap],
+        [
+            jnp.int32(StopReason.INVALID),
+            jnp.int32(StopReason.STRICT),
+            jnp.int32(StopReason.PROTECTED),
+            jnp.int32(StopReason.GATE),
+            jnp.int32(StopReason.CAP),
+        ],
+        jnp.int32(StopReason.BUDGET),
+    )
+    reason = jnp.where(proposed, reason, jnp.int32(StopReason.END_OF_DRAFT))
+    reason = jnp.append(reason, jnp.int32(StopReason.NONE))
+
+    num_finite = _prefix_length(row_finite)
+    return Verdict(
+        num_accepted=num_accepted,
+        next_token=target_tokens[num_accepted],
+        target_tokens=target_tokens,
+        regret=jnp.where(accepted_exception, price, jnp.float32(0)),
+        exception_mask=accepted_exception,
+        num_strict=num_strict,
+        stop_reason=reason[num_accepted],
+        is_finite=num_finite > num_accepted,
+        num_finite=num_finite,
+    )
+
+
+def verify_batch(
+    draft_tokens: jax.Array,
+    target_logits: jax.Array,
+    ledger: Ledger,
+    controls: Controls,
+    *,
+    draft_length: jax.Array | None = None,
+    value_length: jax.Array | None = None,
+    value_scheme: ValueScheme = "remaining",
+    protected_ids: Sequence[int] | jax.Array = (),
+) -> Verdict:
+    """Applies `verify` to every request of a batch; rows never depend on each other.
+
+    Args:
+      draft_tokens: [B, G].
+      target_logits: [B, G+1, V].
+      ledger: Leaves [B].
+      controls: Leaves [B] or scalar.
+      draft_length: int32 [B], [] or None.
+      value_length: int32 [B], [] or None.
+      value_scheme: As in `verify`.
+      protected_ids: As in `verify`, the same for all requests.
+
+    Returns:
+      A `Verdict` with a leading [B] on every leaf.
+
+    Raises:
+      ValueError: As in `verify`.
+    """
+    if draft_tokens.ndim != 2 or target_logits.ndim != 3:
+        raise ValueError(
+            "draft_tokens and target_logits: got ranks "
+            f"{draft_tokens.ndim} and {target_logits.ndim}, allowed are 2 and 3"
+        )
+    batch, num_draft = draft_tokens.shape
+    draft_length = num_draft if draft_length is None else draft_length
+    value_length = draft_length if value_length is None else value_length
+
+    def row(tokens, logits, ledger, controls, draft_length, value_length):
+        return verify(
+            tokens,
+            logits,
+            ledger,
+            controls,
+            draft_length=draft_length,
+            value_length=value_length,
+            value_scheme=value_scheme,
+            protected_ids=protected_ids,
+        )
+
+    per_row = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (batch,)), (controls, draft_length, value_length)
+    )
+    return jax.vmap(row)(draft_tokens, target_logits, ledger, *per_row)
+
+
+def settle(
+    ledger: Ledger,
+    verdict: Verdict,
+    num_committed: jax.Array | int,
+    *,
+    draft_length: jax.Array | int | None = None,
+    position: jax.Array | int | None = None,
+) -> Ledger:
+    """Charges the ledger for the tokens of a block that were really committed.
+
+    Nothing behind a stop or length cut is charged and nothing is ever refunded. The sum is formed
+    in the order in which `verify` formed it, so `spent` is bit for bit the number that was compared
+    with the budget.
+
+    Args:
+      ledger: The ledger that `verify` saw, scalar leaves.
+      verdict: Its verdict on this block.
+      num_committed: Emitted tokens kept, counting the accepted prefix and then `next_token`, int32
+        [], 0..num_accepted + 1.
+      draft_length: Tokens really proposed, int32 []. Default G.
+      position: Index of this block's first emitted token in the completion, int32 []. Default: the
+        number of tokens committed through this ledger so far.
+
+    Returns:
+      The new ledger.
+    """
+    num_draft = verdict.regret.shape[0]
+    num_committed = jnp.asarray(num_committed, jnp.int32)
+    draft_length = jnp.asarray(num_draft if draft_length is None else draft_length, jnp.int32)
+    if position is None:
+        position = ledger.accepted + ledger.rounds
+    index = jnp.arange(num_draft, dtype=jnp.int32)
+    num_kept = jnp.minimum(num_committed, verdict.num_accepted)
+    charged = verdict.exception_mask & (index < num_kept)
+    num_exceptions = jnp.sum(charged.astype(jnp.int32))
+    spent = _running_sum(ledger.spent, jnp.where(charged, verdict.regret, jnp.float32(0)))[1]
+    first = jnp.min(jnp.where(charged, index, num_draft), initial=num_draft)
+    refused_by_budget = (verdict.stop_reason == StopReason.BUDGET) & (
+        num_committed > verdict.num_accepted
+    )
+    has_exception = num_exceptions > 0
+    return ledger.replace(
+        spent=spent[-1] if num_draft else ledger.spent,
+        exceptions=ledger.exceptions + num_exceptions,
+        reused=ledger.reused + jnp.where(has_exception, num_kept - first - 1, 0),
+        proposed=ledger.proposed + draft_length,
+        accepted=ledger.accepted + num_kept,
+        strict_accepted=ledger.strict_accepted + jnp.minimum(num_committed, verdict.num_strict),
+        rounds=ledger.rounds + 1,
+        exhausted_at=jnp.where(
+            refused_by_budget & (ledger.exhausted_at < 0), ledger.rounds, ledger.exhausted_at
+        ),
+        first_exception_at=jnp.where(
+            has_exception & (ledger.first_exception_at < 0),
+            position + first,
+            ledger.first_exception_at,
+        ),
+    )
+
+
+def _check_block(
+    draft_tokens: jax.Array, target_logits: jax.Array, value_scheme: str
+) -> tuple[int, int]:
+    """Returns (G, V), or raises a ValueError that names what does not fit."""
+    if value_scheme not in VALUE_SCHEMES:
+        raise ValueError(f"value_scheme: got {value_scheme!r}, allowed is one of {VALUE_SCHEMES}")
+    if draft_tokens.ndim != 1 or target_logits.ndim != 2:
+        raise ValueError(
+            "draft_tokens and target_logits: got shapes "
+            f"{draft_tokens.shape} and {target_logits.shape}, allowed are [G] and [G+1, V]"
+        )
+    num_draft = draft_tokens.shape[0]
+    if target_logits.shape[0] != num_draft + 1:
+        raise ValueError(
+            f"target_logits: got {target_logits.shape[0]} rows for {num_draft} draft tokens, "
+            f"allowed is {num_draft + 1}"
+        )
+    if not jnp.issubdtype(draft_tokens.dtype, jnp.integer):
+        raise ValueError(f"draft_tokens: got {draft_tokens.dtype}, allowed is an integer type")
+    if not jnp.issubdtype(target_logits.dtype, jnp.floating):
+        raise ValueError(f"target_logits: got {target_logits.dtype}, allowed is a float type")
+    return num_draft, target_logits.shape[1]
+
+
+def _argmax_and_max(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the lowest argmax id (the first NaN, if any) and the float32 maximum of each row.
+
+    Two plain reductions: XLA vectorises each, unlike the (value, index) pair of `jnp.argmax`.
+    """
+    vocab_size = logits.shape[-1]
+    top = jnp.max(logits, axis=-1)
+    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    is_top = (logits == top[..., None]) | jnp.isnan(logits)
+    argmax = jnp.min(jnp.where(is_top, ids, vocab_size - 1), axis=-1)
+    return argmax, top.astype(jnp.float32)
+
+
+def _running_sum(start: jax.Array, terms: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the float32 partial sums of `start + terms[0] + ...` before and after each term.
+
+    Strictly from left to right, so that `verify` and `settle` round alike; `jnp.cumsum` may not.
+    """
+    total = jnp.asarray(start, jnp.float32)
+    before, after = [], []
+    for i in range(terms.shape[0]):
+        before.append(total)
+        total = total + terms[i]
+        after.append(total)
+    if not after:
+        return terms, terms
+    return jnp.stack(before), jnp.stack(after)
+
+
+def _suffix_value(
+    scheme: str,
+    exception: jax.Array,
+    position: jax.Array,
+    draft_length: jax.Array,
+    value_length: jax.Array,
+) -> jax.Array:
+    """Returns q, int32 [G]: the tokens that keeping each position may (or does) save."""
+    if scheme == "remaining":
+        return value_length - position
+    # Next mismatch behind i, at most n: a cumulative minimum from the right, shifted by one.
+    mismatch_at = jnp.where(exception, position, draft_length)
+    mismatch_at = jnp.minimum(mismatch_at, draft_length)
+    behind = jnp.append(mismatch_at[1:], draft_length)
+    return jax.lax.cummin(behind, reverse=True) - position
+
+
+def _is_member(tokens: jax.Array, ids: Sequence[int] | jax.Array) -> jax.Array:
+    """Returns a bool mask of the tokens that are among `ids`."""
+    ids = jnp.asarray(ids, jnp.int32)
+    return jnp.any(tokens[:, None] == ids[None, :], axis=1)
+
+
+def _prefix_length(mask: jax.Array) -> jax.Array:
+    """Returns the length of the longest all-true prefix, int32 []."""
+    return jnp.sum(jnp.cumprod(mask.astype(jnp.int32)), dtype=jnp.int32)
