@@ -1,0 +1,1 @@
+"""Bytes on disk to named tensors. Knows file formats, and no model."""

@@ -1,0 +1,452 @@
+"""Opens GGUF files: metadata becomes a Hugging Face config, tensors get Hugging Face names.
+
+The header is parsed here and not by `gguf.GGUFReader`: that one takes seconds for a vocabulary of
+fifty thousand tokens, reads past the end of a truncated file without noticing, and loops for ever
+on a corrupt array length. Block layouts and the dequantisation arithmetic do come from the `gguf`
+package, the reference implementation of both.
+
+Format: ggml-org/ggml docs/gguf.md, versions 2 and 3, little endian.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from asd_jax.checkpoints.source import (
+    CheckpointError,
+    CheckpointSource,
+    SourceFile,
+    TensorSource,
+    require_file,
+    some,
+)
+
+try:
+    import gguf
+except ImportError as error:
+    raise ImportError("GGUF files need the gguf package: pip install 'asd_jax[gguf]'") from error
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+_Type = gguf.GGMLQuantizationType
+_PLAIN = {
+    _Type.F32: np.dtype(np.float32),
+    _Type.F16: np.dtype(np.float16),
+    _Type.BF16: np.dtype(ml_dtypes.bfloat16),
+}
+_QUANTISED = {_Type[name] for name in "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()}
+_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
+            10: "<u8", 11: "<i8", 12: "<f8"}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+_MAX_DIMS = 4
+_ROPE_FREQS = "rope_freqs.weight"
+_YARN_FIELDS = {
+    "attn_factor": "attention_factor",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+}
+# About 256 KiB of float32 at a time: the temporaries of the dequantisation stay in cache.
+_DEQUANTISE_ELEMENTS = 1 << 16
+
+_TENSOR_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class _TensorInfo(NamedTuple):
+    shape: tuple[int, ...]  # numpy order: GGUF stores the fastest axis first
+    type: Any  # gguf.GGMLQuantizationType
+    start: int  # absolute byte
+    row_bytes: int  # bytes of the last axis
+
+
+def open_gguf(path: str | Path) -> CheckpointSource:
+    """Opens a GGUF file without reading its tensors.
+
+    Plain tensors (F32, F16, BF16) keep their dtype; Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and the K-quants
+    Q2_K to Q6_K become float32. For architecture llama the row order of q and k, which llama.cpp
+    permutes for its interleaved RoPE (`LlamaModel.permute` in convert_hf_to_gguf.py), is put back.
+
+    Args:
+      path: The file. Architectures: llama, qwen2, qwen3.
+
+    Returns:
+      The opened checkpoint; its tensors have their Hugging Face names and `[out, in]` shapes.
+
+    Raises:
+      CheckpointError: The file is missing, empty, truncated, corrupt or not a GGUF; its
+        architecture, a quantisation or a RoPE variant is not supported.
+    """
+    path = Path(path)
+    require_file(path, "GGUF file")
+    try:
+        data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    try:
+        metadata, infos, header_bytes = _read_header(_Cursor(path, data))
+        config = _config(_Metadata(path, metadata), infos)
+        config["rope_scaling"] = _rope_scaling(_Metadata(path, metadata), infos, data, config)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"{path}: corrupt GGUF header: {error}") from error
+    tensors = {
+        _hf_name(name): _tensor_source(name, info, data, config)
+        for name, info in infos.items()
+        if name != _ROPE_FREQS
+    }
+    return CheckpointSource(
+        path=path,
+        config=config,
+        tensors=tensors,
+        tokenizer={k: v for k, v in metadata.items() if k.startswith("tokenizer.")},
+        files=(SourceFile(path, header_bytes),),
+    )
+
+
+class _Cursor:
+    """Reads little-endian values one after the other and never past the end of the file."""
+
+    def __init__(self, path: Path, data: np.ndarray):
+        self.path, self.at = path, 0
+        self._data = data.data
+
+    def take(self, count: int) -> memoryview:
+        if count > len(self._data) - self.at:
+            raise CheckpointError(
+                f"{self.path}: truncated or corrupt GGUF header: {count} bytes expected at byte "
+                f"{self.at} of {len(self._data)}"
+            )
+        self.at += count
+        return self._data[self.at - count : self.at]
+
+    def u32(self) -> int:
+        return int.from_bytes(self.take(4), "little")
+
+    def u64(self) -> int:
+        return int.from_bytes(self.take(8), "little")
+
+    def string(self) -> str:
+        return str(self.take(self.u64()), "utf-8")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            raw = self.take(np.dtype(_SCALARS[kind]).itemsize)
+            return np.frombuffer(raw, _SCALARS[kind])[0].item()
+        if kind != _ARRAY:
+            raise CheckpointError(
+                f"{self.path}: corrupt GGUF header: value type {kind} at {self.at}"
+            )
+        kind, count = self.u32(), self.u64()
+        if kind in _SCALARS:
+            raw = self.take(count * np.dtype(_SCALARS[kind]).itemsize)
+            return np.frombuffer(raw, _SCALARS[kind]).tolist()
+        if kind != _STRING:
+            raise CheckpointError(f"{self.path}: corrupt GGUF header: array of type {kind}")
+        return [self.string() for _ in range(count)]
+
+
+def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, _TensorInfo], int]:
+    path = cursor.path
+    magic = bytes(cursor.take(4))
+    if magic != b"GGUF":
+        raise CheckpointError(f"{path}: not a GGUF file: it begins with {magic!r}, not b'GGUF'")
+    version = cursor.u32()
+    if version not in (2, 3):
+        hint = " (a big-endian file?)" if version and version % 65536 == 0 else ""
+        raise CheckpointError(f"{path}: GGUF version {version}{hint}, supported are 2 and 3")
+    tensor_count, metadata_count = cursor.u64(), cursor.u64()
+    metadata: dict[str, Any] = {}
+    for _ in range(metadata_count):
+        key = cursor.string()
+        if key in metadata:
+            raise CheckpointError(
+                f"{path}: corrupt GGUF header: metadata key {key!r} appears twice"
+            )
+        metadata[key] = cursor.value(cursor.u32())
+    declared = []
+    for _ in range(tensor_count):
+        name, num_dims = cursor.string(), cursor.u32()
+        if num_dims > _MAX_DIMS:
+            raise CheckpointError(
+                f"{path}: corrupt GGUF header: tensor {name!r} of {num_dims} axes"
+            )
+        dims = [cursor.u64() for _ in range(num_dims)]
+        declared.append((name, tuple(reversed(dims)), cursor.u32(), cursor.u64()))
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment <= 0:
+        raise CheckpointError(f"{path}: corrupt GGUF header: general.alignment is {alignment!r}")
+    start = cursor.at + -cursor.at % alignment
+    infos: dict[str, _TensorInfo] = {}
+    for name, shape, kind, offset in declared:
+        if name in infos:
+            raise CheckpointError(f"{path}: corrupt GGUF header: tensor {name!r} appears twice")
+        infos[name] = _tensor_info(path, name, shape, kind, start + offset)
+    _check_extent(path, infos)
+    return metadata, infos, cursor.at
+
+
+def _tensor_info(
+    path: Path, name: str, shape: tuple[int, ...], kind: int, start: int
+) -> _TensorInfo:
+    known = {int(member): member for member in _Type}
+    member = known.get(kind)
+    if member is None or (member not in _PLAIN and member not in _QUANTISED):
+        allowed = ", ".join(member.name for member in _Type if member in {*_PLAIN, *_QUANTISED})
+        raise CheckpointError(
+            f"{path}: tensor {name!r} has type {member.name if member else kind}, which is not "
+            f"supported; allowed: {allowed}"
+        )
+    block, block_bytes = gguf.GGML_QUANT_SIZES[member]
+    columns = shape[-1] if shape else 1
+    if 0 in shape or columns % block:
+        raise CheckpointError(
+            f"{path}: tensor {name!r} of shape {shape} cannot be of type {member.name}: rows are "
+            f"made of blocks of {block} elements"
+        )
+    return _TensorInfo(shape, member, start, columns // block * block_bytes)
+
+
+def _check_extent(path: Path, infos: Mapping[str, _TensorInfo]) -> None:
+    size = path.stat().st_size
+    ends = {k: t.start + math.prod(t.shape[:-1]) * t.row_bytes for k, t in infos.items()}
+    cut = [name for name, end in ends.items() if end > size]
+    if cut:
+        raise CheckpointError(
+            f"{path}: truncated: the header describes {max(ends.values())} bytes, the file has "
+            f"{size}; not complete: {some(cut)}"
+        )
+
+
+def _hf_name(name: str) -> str:
+    match = re.fullmatch(r"(blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is None or match[3] not in _TENSOR_NAMES:
+        return name
+    layer = f"model.layers.{match[2]}." if match[1] else ""
+    return f"{layer}{_TENSOR_NAMES[match[3]]}.{match[4]}"
+
+
+def _tensor_source(
+    name: str, info: _TensorInfo, data: np.ndarray, config: Mapping[str, Any]
+) -> TensorSource:
+    rows = info.shape[:-1]
+    size = math.prod(rows) * info.row_bytes
+    raw = data[info.start : info.start + size].reshape(*rows, info.row_bytes)
+    order = _row_order(name, info, config)
+    dtype = _PLAIN.get(info.type, np.dtype(np.float32))
+
+    def fetch(index: tuple[slice, ...]) -> np.ndarray:
+        if not info.shape:
+            return raw.view(dtype).reshape(())
+        if order is not None and rows:
+            picked = raw[order[index[0]]]
+        else:
+            picked = raw[index[:-1]]
+        values = picked.view(dtype) if info.type in _PLAIN else _dequantise(picked, info.type)
+        if order is not None and not rows:
+            values = values[order]  # a bias: its only axis is the permuted one
+        return values[..., index[-1]]
+
+    return TensorSource(name, info.shape, dtype, fetch)
+
+
+def _row_order(name: str, info: _TensorInfo, config: Mapping[str, Any]) -> np.ndarray | None:
+    """Returns for each Hugging Face row of a llama q or k projection its row in the file.
+
+    The converter writes every head's rows as `reshape(2, D/2).T`: its row `2j + i` was `i*D/2 + j`.
+    """
+    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(weight|bias)", name)
+    if config["model_type"] != "llama" or match is None:
+        return None
+    heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
+    num_rows = info.shape[0]
+    if num_rows % (2 * heads):
+        raise CheckpointError(
+            f"tensor {name!r} of {num_rows} rows has no {heads} heads of even width"
+        )
+    return np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def _dequantise(raw: np.ndarray, kind: Any) -> np.ndarray:
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    flat = np.ascontiguousarray(raw).reshape(-1)
+    out = np.empty(flat.size // block_bytes * block, np.float32)
+    step = _DEQUANTISE_ELEMENTS // block
+    for first in range(0, out.size // block, step):
+        # Handed over as one long row: the package works in groups of 16 rows, too few for speed.
+        part = flat[None, first * block_bytes : (first + step) * block_bytes]
+        out[first * block : (first + step) * block] = gguf.quants.dequantize(part, kind)[0]
+    return out.reshape(*raw.shape[:-1], -1)
+
+
+class _Metadata:
+    """The metadata of one architecture, with errors that name the key."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]):
+        self.path, self.values = path, values
+        self.arch: str = values.get("general.architecture", "")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(f"{self.arch}.{key}", default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise CheckpointError(
+                f"{self.path}: metadata {self.arch}.{key} is {value!r}, expected a number"
+            )
+        return float(value)
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(f"{self.arch}.{key}", default)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise CheckpointError(
+                f"{self.path}: metadata {self.arch}.{key} is {value!r}, expected a positive integer"
+            )
+        return value
+
+
+def _config(metadata: _Metadata, infos: Mapping[str, _TensorInfo]) -> dict[str, Any]:
+    _require_supported(metadata, infos)
+    arch, heads = metadata.arch, metadata.size("attention.head_count")
+    hidden = metadata.size("embedding_length")
+    head_dim = metadata.size("attention.key_length", hidden // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if metadata.size(key, head_dim) != head_dim:
+            raise CheckpointError(
+                f"{metadata.path}: {arch}.{key} is {metadata.size(key)}; supported is only the "
+                f"head width, here {head_dim}"
+            )
+    config = {
+        "architectures": [ARCHITECTURES[arch]],
+        "model_type": arch,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": metadata.size("feed_forward_length"),
+        "num_hidden_layers": metadata.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.size("context_length"),
+        "vocab_size": infos["token_embd.weight"].shape[0],
+        # llama.cpp leaves the output projection out when it is the embedding.
+        "tie_word_embeddings": "output.weight" not in infos,
+        "rope_theta": metadata.number("rope.freq_base", 10000.0),
+    }
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        config[f"{name}_token_id"] = metadata.values.get(f"tokenizer.ggml.{key}_token_id")
+    # Hugging Face's qwen2 has no such field: it always has biases, but none on the output
+    # projection, which `attention_bias` would include.
+    if arch != "qwen2":
+        config["attention_bias"] = "blk.0.attn_q.bias" in infos
+    return config
+
+
+def _require_supported(metadata: _Metadata, infos: Mapping[str, _TensorInfo]) -> None:
+    path, values, arch = metadata.path, metadata.values, metadata.arch
+    if arch not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{path}: architecture {arch!r} is not supported; allowed: {', '.join(ARCHITECTURES)}"
+        )
+    if values.get("split.count", 1) > 1:
+        raise CheckpointError(
+            f"{path}: one of {values['split.count']} parts of a split GGUF; merge them first with "
+            "llama-gguf-split --merge"
+        )
+    if values.get(f"{arch}.expert_count", 0):
+        raise CheckpointError(f"{path}: mixture-of-experts GGUF files are not supported")
+    if "token_embd.weight" not in infos:
+        raise CheckpointError(
+            f"{path}: has no tensor token_embd.weight, so it holds no whole model"
+        )
+
+
+def _rope_scaling(
+    metadata: _Metadata,
+    infos: Mapping[str, _TensorInfo],
+    data: np.ndarray,
+    config: Mapping[str, Any],
+) -> dict[str, Any] | None:
+    """Returns Hugging Face's `rope_scaling`, None where positions are not scaled."""
+    prefix = f"{metadata.arch}.rope.scaling."
+    fields = {k[len(prefix) :]: v for k, v in metadata.values.items() if k.startswith(prefix)}
+    fields.pop("finetuned", None)
+    original = fields.pop("original_context_length", None)
+    factor = float(fields.pop("factor", 0.0)) or metadata.number("rope.scale_linear", 1.0)
+    kind = fields.pop("type", "none" if factor == 1.0 else "linear")
+    if _ROPE_FREQS in infos and kind == "none":
+        factors = _tensor_source(_ROPE_FREQS, infos[_ROPE_FREQS], data, config).read()
+        return _llama3_scaling(metadata.path, factors, config, original)
+    if kind == "none":
+        return None
+    unknown = set(fields) - set(_YARN_FIELDS if kind == "yarn" else ())
+    if kind not in ("linear", "yarn") or unknown or _ROPE_FREQS in infos:
+        extra = {*unknown, _ROPE_FREQS} if _ROPE_FREQS in infos else unknown
+        raise CheckpointError(
+            f"{metadata.path}: RoPE scaling {kind!r}"
+            + (f" with {some(extra)}" if extra else "")
+            + " is not supported; allowed: linear, yarn, or the Llama 3 factors in "
+            + f"{_ROPE_FREQS} alone"
+        )
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        if original is not None:
+            scaling["original_max_position_embeddings"] = original
+        scaling |= {_YARN_FIELDS[key]: float(value) for key, value in fields.items()}
+        if "attention_factor" in scaling:
+            # llama.cpp multiplies YaRN's own factor by this one, Hugging Face replaces it.
+            scaling["attention_factor"] *= 0.1 * math.log(factor) + 1.0
+    return scaling
+
+
+def _llama3_scaling(
+    path: Path, factors: np.ndarray, config: Mapping[str, Any], original: int | None
+) -> dict[str, Any]:
+    """Recovers Llama 3's parameters from the frequency divisors that the converter computed.
+
+    The file holds only the result (`generate_extra_tensors` in convert_hf_to_gguf.py). Every
+    published model has low_freq_factor 1, high_freq_factor 4 and 8192 original positions; the
+    largest divisor is the factor. What does not reproduce the tensor is refused, not approximated.
+    """
+    head_dim, factor = config["head_dim"], float(np.max(factors))
+    wavelength = 2 * math.pi * config["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    for positions in (8192, original or 8192):
+        smooth = np.clip((positions / wavelength - 1.0) / (4.0 - 1.0), 0.0, 1.0)
+        expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+        if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": positions,
+            }
+    raise CheckpointError(
+        f"{path}: {_ROPE_FREQS} does not follow the Llama 3 rule (low_freq_factor 1, "
+        "high_freq_factor 4, 8192 original positions); no other RoPE factors are supported"
+    )

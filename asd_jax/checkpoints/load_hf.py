@@ -1,0 +1,259 @@
+"""Opens Hugging Face model directories: `config.json` and safetensors, in one file or in shards.
+
+The files are memory-mapped and their headers read here: `safetensors.safe_open` has no bfloat16 in
+its numpy framework (checked with 0.8.0), and copies every tensor it returns.
+
+Format: huggingface/safetensors README, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from asd_jax.checkpoints.source import (
+    CheckpointError,
+    CheckpointSource,
+    SourceFile,
+    TensorSource,
+    require_file,
+    some,
+)
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SIDE_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
+# The safetensors library refuses longer headers too; a random file would ask for exabytes.
+_MAX_HEADER = 100_000_000
+
+_DTYPES = {
+    name: np.dtype(dtype)
+    for name, dtype in {
+        "BOOL": np.bool_,
+        "U8": np.uint8,
+        "I8": np.int8,
+        "U16": np.uint16,
+        "I16": np.int16,
+        "U32": np.uint32,
+        "I32": np.int32,
+        "U64": np.uint64,
+        "I64": np.int64,
+        "F16": np.float16,
+        "F32": np.float32,
+        "F64": np.float64,
+        "BF16": ml_dtypes.bfloat16,
+        "F8_E4M3": ml_dtypes.float8_e4m3fn,
+        "F8_E5M2": ml_dtypes.float8_e5m2,
+        "F8_E8M0": ml_dtypes.float8_e8m0fnu,
+    }.items()
+}
+
+
+def open_hf(directory: str | Path) -> CheckpointSource:
+    """Opens a model directory without reading its tensors.
+
+    Tensors keep their stored dtype and `read` returns read-only views of the mapped file. The newer
+    `rope_parameters` of a config is also given in the older spelling, `rope_theta` and
+    `rope_scaling`, so that model code needs to know one.
+
+    Args:
+      directory: Holds `config.json` and either `model.safetensors` or
+        `model.safetensors.index.json` with its shards; `generation_config.json` is optional.
+
+    Returns:
+      The opened checkpoint.
+
+    Raises:
+      CheckpointError: The directory or a file in it is missing (all missing shards are named
+        together), truncated or corrupt, a JSON file is invalid, or shards and index disagree.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: no such directory, expected a Hugging Face model")
+    config = _with_classic_rope(read_json(directory / "config.json"))
+    generation = directory / "generation_config.json"
+    shards, index = _shards(directory)
+    side = [directory / "config.json", *(directory / name for name in _SIDE_FILES)]
+    side += [directory / _INDEX] if index else []
+    side += sorted(directory.glob("*.jinja"))
+    headers = {path: _read_header(path) for path in shards}
+    tensors = _merge({path: tensors for path, (tensors, _) in headers.items()}, index)
+    return CheckpointSource(
+        path=directory,
+        config=config,
+        tensors=tensors,
+        generation_config=read_json(generation) if generation.exists() else {},
+        tokenizer={"directory": directory},
+        files=(
+            *(SourceFile(path, path.stat().st_size) for path in side if path.is_file()),
+            *(SourceFile(path, size) for path, (_, size) in headers.items()),
+        ),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file.
+
+    Raises:
+      CheckpointError: The file is missing, empty, not JSON, or not an object.
+    """
+    require_file(path, "JSON file")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: invalid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:
+    parameters = config.get("rope_parameters")
+    # Models with a set per layer type nest them one deeper and keep their own spelling.
+    if not isinstance(parameters, dict) or any(isinstance(v, dict) for v in parameters.values()):
+        return config
+    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    classic: dict[str, Any] = {}
+    if "rope_theta" in parameters:
+        classic["rope_theta"] = parameters["rope_theta"]
+    classic["rope_scaling"] = None if scaling.get("rope_type", "default") == "default" else scaling
+    return {**classic, **config}
+
+
+def _shards(directory: Path) -> tuple[list[Path], dict[str, str]]:
+    """Returns the safetensors files, and the index (tensor name -> file name) if there is one."""
+    if (directory / _SINGLE).exists():
+        return [directory / _SINGLE], {}
+    if not (directory / _INDEX).exists():
+        legacy = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
+        hint = f"; {some(legacy)} must be converted to safetensors first" if legacy else ""
+        raise CheckpointError(f"{directory}: has neither {_SINGLE} nor {_INDEX}{hint}")
+    index = read_json(directory / _INDEX).get("weight_map")
+    if (
+        not isinstance(index, dict)
+        or not index
+        or not all(isinstance(name, str) and Path(name).name == name for name in index.values())
+    ):
+        raise CheckpointError(
+            f"{directory / _INDEX}: weight_map must map tensor names to file names in the directory"
+        )
+    shards = [directory / name for name in sorted(set(index.values()))]
+    missing = [path.name for path in shards if not path.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{directory}: {len(missing)} of {len(shards)} shards named in {_INDEX} are missing: "
+            f"{some(missing)}"
+        )
+    return shards, index
+
+
+def _merge(
+    shards: Mapping[Path, Mapping[str, TensorSource]], index: Mapping[str, str]
+) -> dict[str, TensorSource]:
+    owners = defaultdict(list)
+    for path, tensors in shards.items():
+        for name in tensors:
+            owners[name].append(path.name)
+    double = [f"{name} ({', '.join(files)})" for name, files in owners.items() if len(files) > 1]
+    lacking = [f"{name} ({file})" for name, file in index.items() if file not in owners[name]]
+    problems = [f"in more than one shard: {some(double)}"] if double else []
+    problems += [f"not in the shard that {_INDEX} names: {some(lacking)}"] if lacking else []
+    if problems:
+        raise CheckpointError(f"{next(iter(shards)).parent}: tensors {'; '.join(problems)}")
+    return {name: tensor for tensors in shards.values() for name, tensor in tensors.items()}
+
+
+def _read_header(path: Path) -> tuple[dict[str, TensorSource], int]:
+    """Returns the tensors of one safetensors file and the length of its header in bytes."""
+    size = require_file(path, "safetensors file")
+    if size < 8:
+        raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors file")
+    try:
+        data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    length = int.from_bytes(data[:8].tobytes(), "little")
+    if length > _MAX_HEADER:
+        raise CheckpointError(f"{path}: not a safetensors file: its header would be {length} bytes")
+    if 8 + length > size:
+        raise CheckpointError(
+            f"{path}: truncated: the header needs {8 + length} bytes, the file has {size}"
+        )
+    try:
+        header = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: corrupt safetensors header: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: corrupt safetensors header: not a JSON object")
+    header.pop("__metadata__", None)
+    body = data[8 + length :]
+    spans = {name: _span(path, name, entry) for name, entry in header.items()}
+    _check_spans(path, spans, body.size)
+    return {name: _tensor(name, body, *span) for name, span in spans.items()}, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"named twice: {some({n for n in names if names.count(n) > 1})}")
+    return table
+
+
+_Span = tuple[tuple[int, ...], np.dtype, int, int]  # shape, dtype, first byte, last byte + 1
+
+
+def _span(path: Path, name: str, entry: Any) -> _Span:
+    try:
+        kind, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        bad = not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end))
+    except (KeyError, TypeError, ValueError):
+        kind, shape, begin, end, bad = None, (), 0, 0, True
+    if bad:
+        raise CheckpointError(f"{path}: corrupt safetensors header: tensor {name!r} is {entry!r}")
+    if kind not in _DTYPES:
+        raise CheckpointError(
+            f"{path}: tensor {name!r} has dtype {kind!r}, which is not supported; allowed: "
+            f"{', '.join(_DTYPES)}"
+        )
+    dtype = _DTYPES[kind]
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise CheckpointError(
+            f"{path}: corrupt safetensors header: tensor {name!r} of {kind} {list(shape)} is given "
+            f"{end - begin} bytes, needs {math.prod(shape) * dtype.itemsize}"
+        )
+    return shape, dtype, begin, end
+
+
+def _check_spans(path: Path, spans: Mapping[str, _Span], size: int) -> None:
+    """Raises unless the tensors fill the file without gap or overlap, as the format demands."""
+    at = 0
+    for name, (_, _, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
+        if begin != at:
+            what = "overlaps the tensor before it" if begin < at else "leaves a gap before it"
+            raise CheckpointError(f"{path}: corrupt safetensors header: tensor {name!r} {what}")
+        at = end
+    if at > size:
+        cut = [name for name, span in spans.items() if span[3] > size]
+        raise CheckpointError(
+            f"{path}: truncated: the header describes {at} bytes of tensors, the file has {size}; "
+            f"not complete: {some(cut)}"
+        )
+    if at < size:
+        raise CheckpointError(
+            f"{path}: corrupt: {size - at} bytes behind the last tensor belong to none"
+        )
+
+
+def _tensor(
+    name: str, body: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, begin: int, end: int
+) -> TensorSource:
+    view = body[begin:end].view(dtype).reshape(shape)
+    return TensorSource(name, shape, dtype, lambda index: view[(*index, ...)])

