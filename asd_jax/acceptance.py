@@ -34,9 +34,9 @@ def asd(value_scheme: str = "remaining") -> AcceptanceRule:
     def verify(
         block: Block, ledger: Ledger, controls: Controls, protected_ids: jax.Array
     ) -> Verdict:
-        return verifier.verify(
+        return verifier.decide(
             block.draft_tokens,
-            block.noisy_logits,
+            block.scores,
             ledger,
             controls,
             draft_length=block.draft_length,
@@ -59,9 +59,9 @@ def strict() -> AcceptanceRule:
         block: Block, ledger: Ledger, controls: Controls, protected_ids: jax.Array
     ) -> Verdict:
         del controls, protected_ids
-        return verifier.verify(
+        return verifier.decide(
             block.draft_tokens,
-            block.noisy_logits,
+            block.scores,
             ledger,
             Controls.strict(),
             draft_length=block.draft_length,

@@ -21,6 +21,7 @@ from flax import struct
 
 from asd_jax import sampling
 from asd_jax.sampling import SamplingParams
+from asd_jax.scoring import TokenScores, score_drafts
 from asd_jax.types import (
     AcceptanceRule,
     Block,
@@ -558,7 +559,15 @@ def decode_round(
 
     # 3 verify
     verdict = _verify(
-        rule, state, requests, tokens, length, proposal.logits, output.logits, config
+        rule,
+        state,
+        requests,
+        tokens,
+        length,
+        proposal.logits,
+        output.logits,
+        target.vocab_major,
+        config,
     )
 
     # 4 commit
@@ -642,6 +651,7 @@ def _verify(
     length: jax.Array,
     draft_logits: jax.Array | None,
     logits: jax.Array,
+    vocab_major: bool,
     config: DecodeConfig,
 ) -> Verdict:
     """Applies the rule to every row; the noise is drawn only if some row samples."""
@@ -649,36 +659,48 @@ def _verify(
     params = requests.sampling
     position = state.cache.length + 1  # of the token that row 0 of the logits predicts
 
-    def row(is_sampled, tokens, length, draft_logits, logits, params, position, ledger, controls):
-        clean, noisy = (
-            sampling.perturb(logits, params, position) if is_sampled else (logits, logits)
-        )
+    def row(tokens, length, draft_logits, scores, clean, noisy, position, params, ledger, controls):
         block = Block(
             draft_tokens=tokens,
             draft_length=length,
             value_length=length,
             draft_logits=draft_logits,
+            scores=scores,
             logits=clean,
             noisy_logits=noisy,
             key=sampling.rule_key(params.key, position),
         )
         return rule.verify(block, ledger, controls, protected)
 
-    def rows(is_sampled: bool) -> Verdict:
-        return jax.vmap(lambda *args: row(is_sampled, *args))(
+    def rows(scores: TokenScores, clean: jax.Array, noisy: jax.Array) -> Verdict:
+        return jax.vmap(row)(
             tokens,
             length,
             draft_logits,
-            logits,
-            params,
+            scores,
+            clean,
+            noisy,
             position,
+            params,
             state.result.ledger,
             requests.controls,
         )
 
-    return jax.lax.cond(
-        jnp.any(params.temperature > 0), lambda: rows(True), lambda: rows(False)
-    )
+    # The branches close over the logits as they lie in memory and turn them only where needed.
+    native = jnp.moveaxis(logits, -1, 0) if vocab_major else logits
+
+    def batch_major() -> jax.Array:
+        return jnp.moveaxis(native, 0, -1) if vocab_major else native
+
+    def greedy() -> Verdict:
+        scores = score_drafts(native, tokens, vocab_major=vocab_major)
+        return rows(scores, batch_major(), batch_major())
+
+    def sampled() -> Verdict:
+        clean, noisy = jax.vmap(sampling.perturb)(batch_major(), params, position)
+        return rows(score_drafts(noisy, tokens), clean, noisy)
+
+    return jax.lax.cond(jnp.any(params.temperature > 0), sampled, greedy)
 
 
 def _commit(

@@ -153,7 +153,8 @@ class Tokenizer:
             return _compiled(self.chat_templates[template]).render(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                **{**self.special_tokens, **kwargs},
+                # Templates tell `none` from undefined, and transformers always passes these two.
+                **{"tools": None, "documents": None, **self.special_tokens, **kwargs},
             )
         except Exception as error:  # a template is a program and may raise anything
             raise ValueError(f"the chat template refused these messages: {error}") from error
@@ -173,6 +174,7 @@ class StreamDecoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True):
+        """Starts a stream; with `skip_special_tokens` control tokens give no text."""
         self._tokenizer = tokenizer
         self._strings = tokenizer.token_strings()
         # Left out here rather than by `decode`, for bytes on both sides of one form one character.
@@ -262,13 +264,13 @@ def from_hf(directory: str | Path) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     config = _read_json(directory / "tokenizer_config.json")
-    models_configs = [_read_json(directory / f"{n}.json") for n in ("generation_config", "config")]
+    configs = [_read_json(directory / f"{name}.json") for name in ("generation_config", "config")]
     special = {
         f"{name}_token": text
         for name in (*_SPECIAL_NAMES, "eot")
         if (text := _content(config.get(f"{name}_token"))) is not None
     }
-    stop_ids = [model_config.get("eos_token_id") for model_config in models_configs]
+    stop_ids = [entry.get("eos_token_id") for entry in configs]
     for name in ("eos_token", "eot_token"):
         if name in special:
             stop_ids.append(backend.token_to_id(special[name]))
@@ -277,7 +279,7 @@ def from_hf(directory: str | Path) -> Tokenizer:
     if "bos_token" in config:
         bos_id = backend.token_to_id(special["bos_token"]) if "bos_token" in special else None
     else:
-        bos_ids = _ids([model_config.get("bos_token_id") for model_config in models_configs])
+        bos_ids = _ids([entry.get("bos_token_id") for entry in configs])
         bos_id = bos_ids[0] if bos_ids else None
     return Tokenizer(
         backend=backend,
@@ -375,9 +377,8 @@ _SPLITS = {
 def _byte_level(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
     pre = fields.get("pre", "default")
     if pre not in _PRE_TOKENIZERS:
-        raise ValueError(
-            f"unknown pre-tokenizer {pre!r} (tokenizer.ggml.pre); known: {', '.join(_PRE_TOKENIZERS)}"
-        )
+        known = ", ".join(_PRE_TOKENIZERS)
+        raise ValueError(f"unknown pre-tokenizer {pre!r} (tokenizer.ggml.pre); known: {known}")
     family = _PRE_TOKENIZERS[pre]
     if "merges" not in fields:
         raise ValueError("tokenizer.ggml.merges is missing")
@@ -450,10 +451,18 @@ def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _hf_templates(directory: Path, declared: Any) -> dict[str, str]:
-    if isinstance(declared, list):  # the older form: [{"name": ..., "template": ...}, ...]
-        templates = {entry["name"]: entry["template"] for entry in declared}
-    else:
-        templates = {} if declared is None else {"default": declared}
+    if declared is None:
+        declared = {}
+    elif isinstance(declared, str):
+        declared = {"default": declared}
+    elif isinstance(declared, list):  # [{"name": ..., "template": ...}, ...]
+        declared = {e.get("name"): e.get("template") for e in declared if isinstance(e, dict)}
+    templates: dict[Any, Any] = dict(declared) if isinstance(declared, dict) else {"": None}
+    if not all(isinstance(text, str) for pair in templates.items() for text in pair):
+        raise ValueError(
+            f"{directory / 'tokenizer_config.json'}: chat_template must be a string or a list of "
+            "objects with name and template"
+        )
     for path in sorted(directory.glob("additional_chat_templates/*.jinja")):
         templates[path.stem] = path.read_text(encoding="utf-8")
     path = directory / "chat_template.jinja"

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from asd_jax.scoring import TokenScores
+
 PyTree = Any
 
 
@@ -220,6 +222,7 @@ class Block:
       draft_length: int32 [].
       value_length: The n in the suffix value q_i = n - i, int32 [].
       draft_logits: float32 [G, V] or None.
+      scores: Argmax, maximum and draft logit of `noisy_logits`: all that most rules need.
       logits: Target logits after temperature, top-k and top-p, [G+1, V].
       noisy_logits: `logits` plus the request's position-keyed Gumbel noise; the very same values
         where the temperature is 0. Their argmax is what plain sampling would emit. [G+1, V]
@@ -230,6 +233,7 @@ class Block:
     draft_length: jax.Array
     value_length: jax.Array
     draft_logits: jax.Array | None
+    scores: TokenScores
     logits: jax.Array
     noisy_logits: jax.Array
     key: jax.Array
@@ -279,6 +283,8 @@ class Target:
       init_cache: `(batch, num_slots) -> cache`, an empty cache.
       vocab_size: V.
       context_length: Largest number of positions the model was made for.
+      vocab_major: Whether `forward` computes logits as [V, B, T] and hands out a transposed view;
+        under jit the loop then reads them in place.
     """
 
     params: PyTree
@@ -286,6 +292,7 @@ class Target:
     init_cache: Callable[..., PyTree] = struct.field(pytree_node=False)
     vocab_size: int = struct.field(pytree_node=False)
     context_length: int = struct.field(pytree_node=False)
+    vocab_major: bool = struct.field(pytree_node=False, default=False)
 
 
 @struct.dataclass

@@ -13,8 +13,8 @@ Terms, each with unit and sign (arXiv 2608.03447, section 3):
 - *ledger*: regret spent by the request so far; never above its *budget*.
 
 `verify` decides and charges nothing; `settle` charges what was really committed. Both are for one
-request and are vmapped over a batch. After one argmax, one max and one gather over the vocabulary
-the work is O(G).
+request and are vmapped over a batch. `verify` is `score_drafts`, the one pass over the vocabulary,
+followed by `decide`, which is O(G).
 """
 
 from __future__ import annotations
@@ -25,9 +25,19 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from asd_jax.scoring import TokenScores, score_drafts
 from asd_jax.types import Controls, Ledger, StopReason, Verdict
 
-__all__ = ["Controls", "Ledger", "StopReason", "Verdict", "settle", "verify", "verify_batch"]
+__all__ = [
+    "Controls",
+    "Ledger",
+    "StopReason",
+    "Verdict",
+    "decide",
+    "settle",
+    "verify",
+    "verify_batch",
+]
 
 ValueScheme = Literal["remaining", "realised"]
 VALUE_SCHEMES: tuple[str, ...] = ("remaining", "realised")
@@ -66,28 +76,66 @@ def verify(
     Raises:
       ValueError: Wrong ranks or sizes, or an unknown value scheme.
     """
-    num_draft, vocab_size = _check_block(draft_tokens, target_logits, value_scheme)
+    _check_block(draft_tokens, target_logits)
+    draft_tokens = draft_tokens.astype(jnp.int32)
+    return decide(
+        draft_tokens,
+        score_drafts(target_logits, draft_tokens),
+        ledger,
+        controls,
+        draft_length=draft_length,
+        value_length=value_length,
+        value_scheme=value_scheme,
+        protected_ids=protected_ids,
+    )
+
+
+def decide(
+    draft_tokens: jax.Array,
+    scores: TokenScores,
+    ledger: Ledger,
+    controls: Controls,
+    *,
+    draft_length: jax.Array | int | None = None,
+    value_length: jax.Array | int | None = None,
+    value_scheme: ValueScheme = "remaining",
+    protected_ids: Sequence[int] | jax.Array = (),
+) -> Verdict:
+    """Decides like `verify`, from scores that were read off the logits before.
+
+    Args:
+      draft_tokens: int32 [G].
+      scores: Of one request, leaves [G+1], [G+1] and [G].
+      ledger: As in `verify`.
+      controls: As in `verify`.
+      draft_length: As in `verify`.
+      value_length: As in `verify`.
+      value_scheme: As in `verify`.
+      protected_ids: As in `verify`.
+
+    Returns:
+      A `Verdict` with scalar and [G] leaves.
+
+    Raises:
+      ValueError: An unknown value scheme.
+    """
+    if value_scheme not in VALUE_SCHEMES:
+        raise ValueError(f"value_scheme: got {value_scheme!r}, allowed is one of {VALUE_SCHEMES}")
+    num_draft = draft_tokens.shape[0]
     if draft_length is None:
         draft_length = num_draft
     draft_length = jnp.clip(jnp.asarray(draft_length, jnp.int32), 0, num_draft)
     value_length = draft_length if value_length is None else jnp.asarray(value_length, jnp.int32)
-    draft_tokens = draft_tokens.astype(jnp.int32)
-
-    # The vocabulary axis is left here, with three numbers a row.
-    target_tokens, top_logits = _argmax_and_max(target_logits)
-    in_vocab = (draft_tokens >= 0) & (draft_tokens < vocab_size)
-    lookup = jnp.clip(draft_tokens, 0, vocab_size - 1)
-    draft_logits = jnp.take_along_axis(target_logits[:num_draft], lookup[:, None], axis=1)[:, 0]
-    row_finite = jnp.isfinite(top_logits)
+    target_tokens, top_logits = scores.target_tokens, scores.top_logits
 
     position = jnp.arange(num_draft, dtype=jnp.int32)
     exception = draft_tokens != target_tokens[:num_draft]
-    raw_regret = top_logits[:num_draft] - draft_logits.astype(jnp.float32)
-    valid = in_vocab & jnp.isfinite(raw_regret)
+    raw_regret = top_logits[:num_draft] - scores.draft_logits
+    valid = jnp.isfinite(raw_regret)  # false for ids outside the vocabulary: their logit is -inf
     # An invalid exception ends the prefix, so its price is never paid; 0 keeps NaN out of the sums.
     price = jnp.where(exception & valid, raw_regret, jnp.float32(0))
     spent_before, spent_after = _running_sum(ledger.spent, price)
-    count = jnp.cumsum(exception.astype(jnp.int32))
+    count = _running_count(exception)
 
     value = _suffix_value(value_scheme, exception, position, draft_length, value_length)
     is_strict = (controls.budget <= 0) | (controls.gate <= 0) | (controls.block_cap <= 0)
@@ -119,7 +167,7 @@ def verify(
     reason = jnp.where(proposed, reason, jnp.int32(StopReason.END_OF_DRAFT))
     reason = jnp.append(reason, jnp.int32(StopReason.NONE))
 
-    num_finite = _prefix_length(row_finite)
+    num_finite = _prefix_length(jnp.isfinite(top_logits))
     return Verdict(
         num_accepted=num_accepted,
         next_token=target_tokens[num_accepted],
@@ -249,12 +297,8 @@ def settle(
     )
 
 
-def _check_block(
-    draft_tokens: jax.Array, target_logits: jax.Array, value_scheme: str
-) -> tuple[int, int]:
-    """Returns (G, V), or raises a ValueError that names what does not fit."""
-    if value_scheme not in VALUE_SCHEMES:
-        raise ValueError(f"value_scheme: got {value_scheme!r}, allowed is one of {VALUE_SCHEMES}")
+def _check_block(draft_tokens: jax.Array, target_logits: jax.Array) -> None:
+    """Raises a ValueError that names what does not fit."""
     if draft_tokens.ndim != 1 or target_logits.ndim != 2:
         raise ValueError(
             "draft_tokens and target_logits: got shapes "
@@ -270,36 +314,37 @@ def _check_block(
         raise ValueError(f"draft_tokens: got {draft_tokens.dtype}, allowed is an integer type")
     if not jnp.issubdtype(target_logits.dtype, jnp.floating):
         raise ValueError(f"target_logits: got {target_logits.dtype}, allowed is a float type")
-    return num_draft, target_logits.shape[1]
 
 
-def _argmax_and_max(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the lowest argmax id (the first NaN, if any) and the float32 maximum of each row.
-
-    Two plain reductions: XLA vectorises each, unlike the (value, index) pair of `jnp.argmax`.
-    """
-    vocab_size = logits.shape[-1]
-    top = jnp.max(logits, axis=-1)
-    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    is_top = (logits == top[..., None]) | jnp.isnan(logits)
-    argmax = jnp.min(jnp.where(is_top, ids, vocab_size - 1), axis=-1)
-    return argmax, top.astype(jnp.float32)
+# The helpers below use [G, G] masks instead of cumulative operations: G is small, and XLA fuses
+# a mask and a reduction into one kernel where it would run a scan or a reduce-window.
 
 
 def _running_sum(start: jax.Array, terms: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the float32 partial sums of `start + terms[0] + ...` before and after each term.
 
-    Strictly from left to right, so that `verify` and `settle` round alike; `jnp.cumsum` may not.
+    Strictly from left to right, so that `verify` and `settle` round alike whatever the backend.
     """
-    total = jnp.asarray(start, jnp.float32)
-    before, after = [], []
-    for i in range(terms.shape[0]):
-        before.append(total)
-        total = total + terms[i]
-        after.append(total)
-    if not after:
-        return terms, terms
-    return jnp.stack(before), jnp.stack(after)
+    num_terms = terms.shape[0]
+    index = jnp.arange(num_terms, dtype=jnp.int32)
+    before = after = jnp.broadcast_to(jnp.asarray(start, jnp.float32), (num_terms,))
+    for i in range(num_terms):
+        before = jnp.where(index > i, before + terms[i], before)
+        after = jnp.where(index >= i, after + terms[i], after)
+    return before, after
+
+
+def _running_count(mask: jax.Array) -> jax.Array:
+    """Returns how many entries up to and with each one are true, int32 [G]."""
+    index = jnp.arange(mask.shape[0], dtype=jnp.int32)
+    counted = mask[None, :] & (index[None, :] <= index[:, None])
+    return jnp.sum(counted, axis=1, dtype=jnp.int32)
+
+
+def _prefix_length(mask: jax.Array) -> jax.Array:
+    """Returns the length of the longest all-true prefix, int32 []."""
+    size = mask.shape[0]
+    return jnp.min(jnp.where(mask, size, jnp.arange(size, dtype=jnp.int32)), initial=size)
 
 
 def _suffix_value(
@@ -312,19 +357,17 @@ def _suffix_value(
     """Returns q, int32 [G]: the tokens that keeping each position may (or does) save."""
     if scheme == "remaining":
         return value_length - position
-    # Next mismatch behind i, at most n: a cumulative minimum from the right, shifted by one.
-    mismatch_at = jnp.where(exception, position, draft_length)
-    mismatch_at = jnp.minimum(mismatch_at, draft_length)
-    behind = jnp.append(mismatch_at[1:], draft_length)
-    return jax.lax.cummin(behind, reverse=True) - position
+    # Up to the next mismatch behind i, or the end of the draft.
+    is_behind = exception[None, :] & (position[None, :] > position[:, None])
+    next_mismatch = jnp.min(
+        jnp.where(is_behind, position[None, :], draft_length),
+        axis=1,
+        initial=jnp.iinfo(jnp.int32).max,
+    )
+    return jnp.minimum(next_mismatch, draft_length) - position
 
 
 def _is_member(tokens: jax.Array, ids: Sequence[int] | jax.Array) -> jax.Array:
     """Returns a bool mask of the tokens that are among `ids`."""
     ids = jnp.asarray(ids, jnp.int32)
     return jnp.any(tokens[:, None] == ids[None, :], axis=1)
-
-
-def _prefix_length(mask: jax.Array) -> jax.Array:
-    """Returns the length of the longest all-true prefix, int32 []."""
-    return jnp.sum(jnp.cumprod(mask.astype(jnp.int32)), dtype=jnp.int32)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gguf
 import ml_dtypes
 import numpy as np
 
@@ -28,24 +29,23 @@ from asd_jax.checkpoints.source import (
     some,
 )
 
-try:
-    import gguf
-except ImportError as error:
-    raise ImportError("GGUF files need the gguf package: pip install 'asd_jax[gguf]'") from error
-
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 
-_Type = gguf.GGMLQuantizationType
 _PLAIN = {
-    _Type.F32: np.dtype(np.float32),
-    _Type.F16: np.dtype(np.float16),
-    _Type.BF16: np.dtype(ml_dtypes.bfloat16),
+    gguf.GGMLQuantizationType.F32: np.dtype(np.float32),
+    gguf.GGMLQuantizationType.F16: np.dtype(np.float16),
+    gguf.GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
 }
-_QUANTISED = {_Type[name] for name in "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()}
+_QUANTISED = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
+_TYPES = {
+    int(member): member
+    for member in gguf.GGMLQuantizationType
+    if member in _PLAIN or member.name in _QUANTISED
+}
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
             10: "<u8", 11: "<i8", 12: "<f8"}  # fmt: skip
 _STRING, _ARRAY = 8, 9
@@ -111,19 +111,19 @@ def open_gguf(path: str | Path) -> CheckpointSource:
         metadata, infos, header_bytes = _read_header(_Cursor(path, data))
         config = _config(_Metadata(path, metadata), infos)
         config["rope_scaling"] = _rope_scaling(_Metadata(path, metadata), infos, data, config)
+        sources = [
+            _tensor_source(path, name, info, data, config)
+            for name, info in infos.items()
+            if name != _ROPE_FREQS
+        ]
     except CheckpointError:
         raise
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"{path}: corrupt GGUF header: {error}") from error
-    tensors = {
-        _hf_name(name): _tensor_source(name, info, data, config)
-        for name, info in infos.items()
-        if name != _ROPE_FREQS
-    }
     return CheckpointSource(
         path=path,
         config=config,
-        tensors=tensors,
+        tensors={source.name: source for source in sources},
         tokenizer={k: v for k, v in metadata.items() if k.startswith("tokenizer.")},
         files=(SourceFile(path, header_bytes),),
     )
@@ -216,13 +216,12 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, _TensorInfo
 def _tensor_info(
     path: Path, name: str, shape: tuple[int, ...], kind: int, start: int
 ) -> _TensorInfo:
-    known = {int(member): member for member in _Type}
-    member = known.get(kind)
-    if member is None or (member not in _PLAIN and member not in _QUANTISED):
-        allowed = ", ".join(member.name for member in _Type if member in {*_PLAIN, *_QUANTISED})
+    member = _TYPES.get(kind)
+    if member is None:
+        names = {int(known): known.name for known in gguf.GGMLQuantizationType}
         raise CheckpointError(
-            f"{path}: tensor {name!r} has type {member.name if member else kind}, which is not "
-            f"supported; allowed: {allowed}"
+            f"{path}: tensor {name!r} has type {names.get(kind, kind)}, which is not supported; "
+            f"allowed: {', '.join(known.name for known in _TYPES.values())}"
         )
     block, block_bytes = gguf.GGML_QUANT_SIZES[member]
     columns = shape[-1] if shape else 1
@@ -254,12 +253,12 @@ def _hf_name(name: str) -> str:
 
 
 def _tensor_source(
-    name: str, info: _TensorInfo, data: np.ndarray, config: Mapping[str, Any]
+    path: Path, name: str, info: _TensorInfo, data: np.ndarray, config: Mapping[str, Any]
 ) -> TensorSource:
     rows = info.shape[:-1]
     size = math.prod(rows) * info.row_bytes
     raw = data[info.start : info.start + size].reshape(*rows, info.row_bytes)
-    order = _row_order(name, info, config)
+    order = _row_order(path, name, info, config)
     dtype = _PLAIN.get(info.type, np.dtype(np.float32))
 
     def fetch(index: tuple[slice, ...]) -> np.ndarray:
@@ -274,10 +273,12 @@ def _tensor_source(
             values = values[order]  # a bias: its only axis is the permuted one
         return values[..., index[-1]]
 
-    return TensorSource(name, info.shape, dtype, fetch)
+    return TensorSource(_hf_name(name), info.shape, dtype, fetch)
 
 
-def _row_order(name: str, info: _TensorInfo, config: Mapping[str, Any]) -> np.ndarray | None:
+def _row_order(
+    path: Path, name: str, info: _TensorInfo, config: Mapping[str, Any]
+) -> np.ndarray | None:
     """Returns for each Hugging Face row of a llama q or k projection its row in the file.
 
     The converter writes every head's rows as `reshape(2, D/2).T`: its row `2j + i` was `i*D/2 + j`.
@@ -286,12 +287,12 @@ def _row_order(name: str, info: _TensorInfo, config: Mapping[str, Any]) -> np.nd
     if config["model_type"] != "llama" or match is None:
         return None
     heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
-    num_rows = info.shape[0]
-    if num_rows % (2 * heads):
+    if not info.shape or info.shape[0] != heads * config["head_dim"] or config["head_dim"] % 2:
         raise CheckpointError(
-            f"tensor {name!r} of {num_rows} rows has no {heads} heads of even width"
+            f"{path}: tensor {name!r} of shape {info.shape} does not hold {heads} heads of even "
+            f"width {config['head_dim']}"
         )
-    return np.arange(num_rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+    return np.arange(info.shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _dequantise(raw: np.ndarray, kind: Any) -> np.ndarray:
@@ -303,7 +304,7 @@ def _dequantise(raw: np.ndarray, kind: Any) -> np.ndarray:
         # Handed over as one long row: the package works in groups of 16 rows, too few for speed.
         part = flat[None, first * block_bytes : (first + step) * block_bytes]
         out[first * block : (first + step) * block] = gguf.quants.dequantize(part, kind)[0]
-    return out.reshape(*raw.shape[:-1], -1)
+    return out.reshape(*raw.shape[:-1], raw.shape[-1] // block_bytes * block)
 
 
 class _Metadata:
@@ -380,9 +381,15 @@ def _require_supported(metadata: _Metadata, infos: Mapping[str, _TensorInfo]) ->
         )
     if values.get(f"{arch}.expert_count", 0):
         raise CheckpointError(f"{path}: mixture-of-experts GGUF files are not supported")
-    if "token_embd.weight" not in infos:
+    embedding, hidden = infos.get("token_embd.weight"), metadata.size("embedding_length")
+    if embedding is None:
         raise CheckpointError(
             f"{path}: has no tensor token_embd.weight, so it holds no whole model"
+        )
+    if embedding.shape[1:] != (hidden,):
+        raise CheckpointError(
+            f"{path}: token_embd.weight of shape {embedding.shape} does not fit "
+            f"{arch}.embedding_length {hidden}"
         )
 
 
@@ -400,7 +407,9 @@ def _rope_scaling(
     factor = float(fields.pop("factor", 0.0)) or metadata.number("rope.scale_linear", 1.0)
     kind = fields.pop("type", "none" if factor == 1.0 else "linear")
     if _ROPE_FREQS in infos and kind == "none":
-        factors = _tensor_source(_ROPE_FREQS, infos[_ROPE_FREQS], data, config).read()
+        factors = _tensor_source(
+            metadata.path, _ROPE_FREQS, infos[_ROPE_FREQS], data, config
+        ).read()
         return _llama3_scaling(metadata.path, factors, config, original)
     if kind == "none":
         return None
@@ -433,12 +442,15 @@ def _llama3_scaling(
     published model has low_freq_factor 1, high_freq_factor 4 and 8192 original positions; the
     largest divisor is the factor. What does not reproduce the tensor is refused, not approximated.
     """
-    head_dim, factor = config["head_dim"], float(np.max(factors))
-    wavelength = 2 * math.pi * config["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
-    for positions in (8192, original or 8192):
-        smooth = np.clip((positions / wavelength - 1.0) / (4.0 - 1.0), 0.0, 1.0)
-        expected = 1.0 / ((1.0 - smooth) / factor + smooth)
-        if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
+    factor = float(np.max(factors))
+    fits = factors.shape == (config["head_dim"] // 2,)
+    for positions in (8192, original or 8192) if fits else ():
+        with np.errstate(all="ignore"):  # a corrupt file may hold zeros and NaN
+            exponents = np.arange(factors.size) / factors.size
+            wavelength = 2 * math.pi * config["rope_theta"] ** exponents
+            smooth = np.clip((positions / wavelength - 1.0) / (4.0 - 1.0), 0.0, 1.0)
+            expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+        if np.allclose(factors, expected, rtol=1e-4):
             return {
                 "rope_type": "llama3",
                 "factor": factor,

@@ -256,4 +256,8 @@ def _tensor(
     name: str, body: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, begin: int, end: int
 ) -> TensorSource:
     view = body[begin:end].view(dtype).reshape(shape)
-    return TensorSource(name, shape, dtype, lambda index: view[(*index, ...)])
+
+    def fetch(index: tuple[Any, ...]) -> np.ndarray:
+        return view[(*index, ...)]  # the ellipsis keeps a scalar an array
+
+    return TensorSource(name, shape, dtype, fetch)

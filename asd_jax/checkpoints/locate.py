@@ -6,6 +6,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from asd_jax.checkpoints.load_gguf import open_gguf
+from asd_jax.checkpoints.load_hf import open_hf
 from asd_jax.checkpoints.source import CheckpointError, CheckpointSource
 
 _PYPI = "pypi:"
@@ -51,16 +53,10 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
 
     Raises:
       CheckpointError: As `load_hf.open_hf` and `load_gguf.open_gguf`.
-      ImportError: A GGUF file, and the `gguf` package is not installed.
     """
     path = Path(path)
     if path.is_dir():
-        from asd_jax.checkpoints.load_hf import open_hf
-
         return open_hf(path)
-    # Imported only here, so that the gguf package stays optional.
-    from asd_jax.checkpoints.load_gguf import open_gguf
-
     return open_gguf(path)
 
 

@@ -218,4 +218,5 @@ def as_target(model: Transformer) -> Target:
         init_cache=_InitCache(config, jnp.dtype(model.embed_tokens.dtype)),
         vocab_size=config.vocab_size,
         context_length=config.max_position,
+        vocab_major=True,
     )

@@ -1,0 +1,144 @@
+"""What was run, so that a row can be traced back: configuration, versions, device, digests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import jax
+
+_PACKAGES = ("asd_jax", "jax", "jaxlib", "flax", "numpy")
+# Changing these leaves the rows that are there already valid.
+_FREE_FIELDS = frozenset(
+    {"arms", "compilation_cache", "drafter", "limit", "output", "prompts", "resume", "target"}
+)
+
+
+def run_header(
+    config: Mapping[str, Any],
+    *,
+    target: str,
+    drafter: str | None,
+    prompts: str,
+    num_prompts: int,
+) -> dict[str, Any]:
+    """Returns the description of a run, made of plain JSON types.
+
+    Paths are cut down to their last part: a receipt is for publishing, and the digests identify
+    the files.
+
+    Args:
+      config: The run's configuration, possibly nested.
+      target: Digest of the target's files.
+      drafter: Digest of the drafter's files, or None if it has none.
+      prompts: Digest of the prompts.
+      num_prompts: How many prompts there are, before any limit.
+    """
+    plain = {name: _plain(value) for name, value in config.items()}
+    devices = jax.devices()
+    return {
+        "format": 1,
+        "config": plain,
+        "target": {"name": plain.get("target"), "digest": target},
+        "drafter": {"name": plain.get("drafter"), "digest": drafter},
+        "prompts": {
+            "name": plain.get("prompts"),
+            "digest": prompts,
+            "count": num_prompts,
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+        "device": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+        },
+        "commit": git_commit(),
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns in words the fields in which two headers would give other rows.
+
+    Compared are the digests of target, drafter and prompts, the drafter's name, and every field of
+    the configuration that reaches the decoding. Versions and devices are not: they may change the
+    last bit of a logit, but nobody could go on after an update.
+    """
+    pairs = [
+        (f"{part} {key}", _get(old, part, key), _get(new, part, key))
+        for part, key in (
+            ("target", "digest"),
+            ("drafter", "name"),
+            ("drafter", "digest"),
+            ("prompts", "digest"),
+        )
+    ]
+    old_fields, new_fields = (_flat(header.get("config", {})) for header in (old, new))
+    for name in sorted({*old_fields, *new_fields}):
+        if name.split(".")[0] not in _FREE_FIELDS:
+            pairs.append((name, old_fields.get(name), new_fields.get(name)))
+    return [f"{name}: {a!r} in the file, {b!r} now" for name, a, b in pairs if a != b]
+
+
+def git_commit() -> str | None:
+    """Returns the commit of this source tree, with "-dirty" if files were changed since.
+
+    None outside of git, also where the package merely lies inside somebody else's repository.
+    """
+    root = Path(__file__).resolve().parents[2]
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root:
+        return None
+    return _git(root, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ("git", *arguments), cwd=root, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None  # a source tree that was not installed
+    return versions
+
+
+def _plain(value: Any) -> Any:
+    """Returns a configuration value as JSON, absolute paths as their last part."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str) and (PurePath(value).is_absolute() or value.startswith("~")):
+        return PurePath(value).name
+    return value
+
+
+def _get(header: Mapping[str, Any], part: str, key: str) -> Any:
+    section = header.get(part)
+    return section.get(key) if isinstance(section, Mapping) else None
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints what it measures and writes one JSON file. See docs/benchmarks.md."""

@@ -1,0 +1,1 @@
+"""Command lines over `asd_jax`, one a file, and their configurations."""
