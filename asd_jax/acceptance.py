@@ -17,7 +17,7 @@ from asd_jax.types import AcceptanceRule, Block, Controls, Ledger, Verdict
 
 
 @functools.cache
-def asd(value_scheme: str = "remaining") -> AcceptanceRule:
+def asd(value_scheme: verifier.ValueScheme = "remaining") -> AcceptanceRule:
     """Returns Approximate Speculative Decoding as a rule (arXiv 2608.03447).
 
     Args:

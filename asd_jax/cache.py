@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 
-@struct.dataclass
-class KVCache:
+class KVCache(struct.PyTreeNode):
     """Keys and values of every layer.
 
     One array a layer, not one array with a layer axis: a forward then updates each in place, where
@@ -64,9 +63,9 @@ def write_slots(buffer: jax.Array, update: jax.Array, start: jax.Array) -> jax.A
     zero = jnp.int32(0)
     if buffer.shape[0] == 1:
         return jax.lax.dynamic_update_slice(buffer, update, (zero, zero, start[0], zero))
-    return jax.vmap(
-        lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (zero, at, zero))
-    )(buffer, update, start)
+    return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (zero, at, zero)))(
+        buffer, update, start
+    )
 
 
 def rollback(cache: KVCache, length: jax.Array) -> KVCache:

@@ -97,9 +97,7 @@ def load_target(
         if on_progress is not None:
             on_progress(index + 1, len(flat))
     model = nnx.merge(graphdef, nnx.from_flat_state(placed))
-    return LoadedTarget(
-        target=as_target(model), tokenizer=tokenizer, config=config, source=source
-    )
+    return LoadedTarget(target=as_target(model), tokenizer=tokenizer, config=config, source=source)
 
 
 def load_drafter(name: str, *, num_draft_tokens: int) -> Drafter:

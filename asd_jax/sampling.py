@@ -22,8 +22,7 @@ _NOISE_STREAM = 0
 _RULE_STREAM = 1
 
 
-@struct.dataclass
-class SamplingParams:
+class SamplingParams(struct.PyTreeNode):
     """How each request draws its tokens. All leaves are traced, [B].
 
     Attributes:
@@ -63,7 +62,7 @@ def sampling_params(
       ValueError: A value is out of range, naming the field and the value.
     """
 
-    def column(name: str, value: Any, dtype: type, is_allowed, allowed: str) -> np.ndarray:
+    def column(name: str, value: Any, dtype: type, is_allowed: Any, allowed: str) -> np.ndarray:
         array = np.asarray(value, dtype=np.float64 if dtype is np.float32 else np.int64)
         if not np.all(is_allowed(array)):
             raise ValueError(f"{name}: got {value!r}, allowed is {allowed}")
@@ -145,7 +144,7 @@ def gumbel_noise(key: jax.Array, position: jax.Array, vocab_size: int) -> jax.Ar
 
 
 def rule_key(key: jax.Array, position: jax.Array) -> jax.Array:
-    """Returns the key with which an acceptance rule may draw for the block starting at `position`."""
+    """Returns the key with which an acceptance rule may draw for the block at `position`."""
     return jax.random.fold_in(jax.random.fold_in(key, _RULE_STREAM), position)
 
 
@@ -165,7 +164,5 @@ def perturb(
     """
     clean = transform(logits, params)
     positions = position + jnp.arange(logits.shape[0], dtype=jnp.int32)
-    noise = jax.vmap(gumbel_noise, in_axes=(None, 0, None))(
-        params.key, positions, logits.shape[-1]
-    )
+    noise = jax.vmap(gumbel_noise, in_axes=(None, 0, None))(params.key, positions, logits.shape[-1])
     return clean, jnp.where(params.temperature > 0, clean + noise, clean)

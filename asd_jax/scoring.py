@@ -15,8 +15,7 @@ from flax import struct
 _CHUNK_SIZES = (256, 128, 64, 32)
 
 
-@struct.dataclass
-class TokenScores:
+class TokenScores(struct.PyTreeNode):
     """What acceptance knows of the target's logits.
 
     Attributes:

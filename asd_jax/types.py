@@ -101,7 +101,9 @@ class Controls:
         """
         if isinstance(block_size, bool) or int(block_size) != block_size or block_size < 1:
             raise ValueError(f"block_size: got {block_size!r}, allowed is a whole number >= 1")
-        return cls(budget=budget, gate=np.float32(gate) / np.float32(block_size), block_cap=block_cap)
+        return cls(
+            budget=budget, gate=np.float32(gate) / np.float32(block_size), block_cap=block_cap
+        )
 
 
 def _validated_control(name: str, value: Any, dtype: type) -> Any:
@@ -122,8 +124,7 @@ def _validated_control(name: str, value: Any, dtype: type) -> Any:
     return number.astype(dtype)
 
 
-@struct.dataclass
-class Ledger:
+class Ledger(struct.PyTreeNode):
     """What one request has spent and gained so far. Leaves are `[]` or `[B]`.
 
     Attributes:
@@ -169,8 +170,7 @@ class Ledger:
         )
 
 
-@struct.dataclass
-class Verdict:
+class Verdict(struct.PyTreeNode):
     """The decision on one block. A leading `[B]` is added by `vmap`.
 
     Attributes:
@@ -198,8 +198,7 @@ class Verdict:
     num_finite: jax.Array
 
 
-@struct.dataclass
-class Proposal:
+class Proposal(struct.PyTreeNode):
     """What a drafter proposes for one round.
 
     Attributes:
@@ -213,8 +212,7 @@ class Proposal:
     logits: jax.Array | None = None
 
 
-@struct.dataclass
-class Block:
+class Block(struct.PyTreeNode):
     """All that an acceptance rule may look at, for one request (`vmap` adds the batch).
 
     Attributes:
@@ -253,8 +251,7 @@ class AcceptanceRule(NamedTuple):
     settle: Callable[..., Ledger]
 
 
-@struct.dataclass
-class TargetOutput:
+class TargetOutput(struct.PyTreeNode):
     """One forward of the target.
 
     Attributes:
@@ -271,8 +268,7 @@ class TargetOutput:
     cache: PyTree
 
 
-@struct.dataclass
-class Target:
+class Target(struct.PyTreeNode):
     """A target model as weights and pure functions; a pytree, so weights are never constants.
 
     Attributes:
@@ -295,8 +291,7 @@ class Target:
     vocab_major: bool = struct.field(pytree_node=False, default=False)
 
 
-@struct.dataclass
-class Drafter:
+class Drafter(struct.PyTreeNode):
     """A drafter as weights and pure functions over an explicit state; a pytree like `Target`.
 
     Weights go in as the first argument and stay outside the state, which the loop carries.

@@ -2,12 +2,12 @@
 
 Terms, each with unit and sign (arXiv 2608.03447, section 3):
 
-- *regret* r_i = z_i[y_i] - z_i[x_i] >= 0: how far the draft token x_i lies below the target's argmax
-  y_i, in logits, which equals nats of log-probability.
+- *regret* r_i = z_i[y_i] - z_i[x_i] >= 0: how far the draft token x_i lies below the target's
+  argmax y_i, in logits, which equals nats of log-probability.
 - *exception*: a draft token that is not the target's argmax, by id. A tie is one, of regret 0.
 - *suffix value* q_i: how many tokens keeping x_i can be worth. Scheme "remaining" (the paper):
-  n - i, the rest of the block counting x_i. Scheme "realised" (ours): 1 + the number of draft tokens
-  right behind x_i that match the target, which is known by now.
+  n - i, the rest of the block counting x_i. Scheme "realised" (ours): 1 + the number of draft
+  tokens right behind x_i that match the target, which is known by now.
 - *gate*: an exception must have r_i <= gate * q_i.
 - *cap*: at most `block_cap` exceptions a block.
 - *ledger*: regret spent by the request so far; never above its *budget*.
@@ -216,10 +216,17 @@ def verify_batch(
             f"{draft_tokens.ndim} and {target_logits.ndim}, allowed are 2 and 3"
         )
     batch, num_draft = draft_tokens.shape
-    draft_length = num_draft if draft_length is None else draft_length
-    value_length = draft_length if value_length is None else value_length
+    lengths = jnp.asarray(num_draft if draft_length is None else draft_length, jnp.int32)
+    values = lengths if value_length is None else jnp.asarray(value_length, jnp.int32)
 
-    def row(tokens, logits, ledger, controls, draft_length, value_length):
+    def row(
+        tokens: jax.Array,
+        logits: jax.Array,
+        ledger: Ledger,
+        controls: Controls,
+        draft_length: jax.Array,
+        value_length: jax.Array,
+    ) -> Verdict:
         return verify(
             tokens,
             logits,
@@ -232,7 +239,7 @@ def verify_batch(
         )
 
     per_row = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf, (batch,)), (controls, draft_length, value_length)
+        lambda leaf: jnp.broadcast_to(leaf, (batch,)), (controls, lengths, values)
     )
     return jax.vmap(row)(draft_tokens, target_logits, ledger, *per_row)
 

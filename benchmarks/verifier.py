@@ -27,7 +27,7 @@ def judge(
 ) -> tuple[Verdict, Ledger]:
     """Verifies and settles a batch under the default controls, on logits as they lie in memory."""
     scores = score_drafts(logits, tokens, vocab_major=vocab_major)
-    verdict = jax.vmap(lambda *row: decide(*row, Controls()))(tokens, scores, ledger)
+    verdict = jax.vmap(lambda x, s, spent: decide(x, s, spent, Controls()))(tokens, scores, ledger)
     return verdict, jax.vmap(asd_jax.settle)(ledger, verdict, verdict.num_accepted + 1)
 
 

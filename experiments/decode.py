@@ -20,28 +20,26 @@ or a file cannot be used; 130 interrupted (Ctrl-C or SIGTERM), finished rows are
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import os
-import queue
 import resource
 import signal
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags, logging
-from ml_collections import config_flags
+from absl import app
 
 from asd_jax.acceptance import RULES
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
-from asd_jax.checkpoints.source import CheckpointError
 from asd_jax.evaluation import interleaved
-from asd_jax.evaluation.arms import Arm, make_arms
+from asd_jax.evaluation.arms import GREEDY, Arm, make_arms
 from asd_jax.evaluation.plan import Settings, make_plan
 from asd_jax.evaluation.prompts import PromptError, PromptFile, read_prompts
 from asd_jax.evaluation.receipt import run_header
@@ -49,12 +47,13 @@ from asd_jax.evaluation.records import OutputError, Writer, row
 from asd_jax.evaluation.summary import Tally, summary_path, write_summary
 from asd_jax.load import LoadedTarget, load_drafter, load_target
 from asd_jax.types import Controls, Drafter
+from experiments import command_line
 from experiments import config as configs
+from experiments.background import in_background
 from experiments.config import ConfigError, RunConfig
 from experiments.display import Display
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A file in experiments/configs/.")
-_DONE, _SOME_BAD, _UNUSABLE, _INTERRUPTED = 0, 1, 2, 130
+_DONE, _SOME_BAD, _UNUSABLE, _INTERRUPTED = 0, 1, command_line.UNUSABLE, 130
 
 
 @dataclasses.dataclass
@@ -99,30 +98,31 @@ def run(config: RunConfig, name: str) -> int:
       name: The configuration's name, for the default output.
 
     Raises:
-      ConfigError: A size does not fit the target.
+      ConfigError: The target or the drafter cannot be loaded, or a size does not fit them.
       PromptError: The prompt file cannot be used.
       OutputError: The output file cannot be used.
-      CheckpointError: The target cannot be loaded.
     """
     display = Display()
     prompts = read_prompts(config.prompts)
     for problem in prompts.problems:
         display.problem(f"{config.prompts}: line {problem.line}: {problem.message}")
     selected = prompts.records[: config.limit or None]
-    display.line("prompts", f"{config.prompts}: {len(selected)} of {len(prompts.records)}")
+    display.line("prompts", f"{config.prompts}: {len(selected)} of {len(prompts.records)} requests")
     # The output comes before the weights: a run that cannot be written should not load for minutes.
     output = Path(config.output or f"outputs/{name}-{_utc_time()}.jsonl")
     writer = Writer(output, resume=config.resume)
     current = _Run(config, display, Tally(config.arms), prompts, writer)
     is_complete = False
     try:
-        drafter = load_drafter(config.drafter, num_draft_tokens=config.num_draft_tokens)
-        _start(current)
+        with _told_as_config_error():
+            drafter = _drafter(config)
+            _start(current)
         display.line("output", str(output))
         wanted = {(prompt.id, arm) for prompt in selected for arm in config.arms}
         if not wanted <= writer.done:
             _use_compilation_cache(config, display)
-            loaded = _load(config, display)
+            with _told_as_config_error():
+                loaded = _load(config, display)
             _decode(current, selected, drafter, loaded)
         else:
             display.line("", "nothing to do: all answers are there")
@@ -137,6 +137,28 @@ def run(config: RunConfig, name: str) -> int:
     finally:
         display.stop()
         writer.close(keep_empty=is_complete)
+
+
+@contextlib.contextmanager
+def _told_as_config_error() -> Iterator[None]:
+    """Files that cannot be used are the user's to mend: a message instead of a traceback."""
+    try:
+        yield
+    except (ConfigError, OutputError):
+        raise
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _drafter(config: RunConfig) -> Drafter:
+    drafter = load_drafter(config.drafter, num_draft_tokens=config.num_draft_tokens)
+    most = drafter.num_draft_tokens
+    if most is not None and config.num_draft_tokens > most and set(config.arms) != {GREEDY}:
+        raise ConfigError(
+            f"num_draft_tokens: got {config.num_draft_tokens}, allowed is a whole number 1..{most} "
+            f"with drafter {config.drafter}"
+        )
+    return drafter
 
 
 def _start(current: _Run) -> None:
@@ -200,7 +222,7 @@ def _decode(
 
     display.begin(sum(1 for _ in interleaved.pending(plan, arms, is_done)), len(arms))
     events = interleaved.run(target, arms, plan, tokenizer, settings, is_done=is_done)
-    for event in _in_background(events):
+    for event in in_background(events):
         match event:
             case interleaved.Started():
                 display.started(event)
@@ -247,49 +269,19 @@ def _settings(config: RunConfig) -> Settings:
     )
 
 
-def _in_background(events: Iterator[Any]) -> Iterator[Any]:
-    """Yields from `events`, which are computed in another thread.
-
-    Python acts on Ctrl-C between two bytecodes, and a compiled loop can take minutes: here the main
-    thread only waits for a queue. The other thread goes on only when an event has been dealt with,
-    so that nothing else runs while it times a program.
-    """
-    outbox: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-    go_on = threading.Semaphore(0)
-    end = object()
-
-    def work() -> None:
-        try:
-            for event in events:
-                outbox.put((event, None))
-                go_on.acquire()
-            outbox.put((end, None))
-        except BaseException as error:  # handed to the main thread
-            outbox.put((end, error))
-
-    threading.Thread(target=work, daemon=True).start()
-    while True:
-        event, error = outbox.get()
-        if error is not None:
-            raise error
-        if event is end:
-            return
-        yield event
-        go_on.release()
-
-
 def _use_compilation_cache(config: RunConfig, display: Display) -> None:
     choice = config.compilation_cache
     if choice == "off":
         return
     if choice == "auto":
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        choice = str(Path(home) / "asd_jax" / "xla")
-    folder = Path(choice).expanduser()
+        choice = f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/asd_jax/xla"
+    folder = Path(choice)
     try:
+        folder = folder.expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        display.problem(f"compilation_cache: {folder}: {error.strerror}; going on without it")
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, RuntimeError) as error:
+        display.problem(f"compilation_cache: {folder}: {error}; going on without it")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
 
@@ -298,64 +290,15 @@ def _utc_time() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
-def _parse(argv: list[str]) -> list[str]:
-    """Parses the command line, with messages in the words of the configuration."""
-    if any(argument in ("-h", "-help", "--help", "--helpfull") for argument in argv[1:]):
-        print(__doc__)
-        for name, default, about in configs.field_table():
-            print(f"  --config.{name}={default}\n      {about}")
-        sys.exit(_DONE)
-    for argument in argv[1:]:
-        if argument.lstrip("-").startswith("config."):
-            name = argument.lstrip("-").split("=")[0].removeprefix("config.")
-            if (told := configs.unknown_field(name)) is not None:
-                raise ConfigError(told)
-    try:
-        rest = flags.FLAGS(argv)
-        if flags.FLAGS.config is None:
-            raise ConfigError("--config=FILE is missing, such as experiments/configs/NAME.py")
-    except flags.IllegalFlagValueError as error:
-        # "flag --config.NAME=VALUE: reason", or the plain name of another flag
-        flag, _, reason = str(error).partition(": ")
-        name, _, value = flag.removeprefix("flag --config.").partition("=")
-        if flag.startswith("flag --config."):
-            reason = f"{name}: got {value!r}, allowed is {configs.describe(name)}"
-        raise ConfigError(reason or flag) from error
-    except flags.Error as error:
-        raise ConfigError(str(error)) from error
-    if len(rest) > 1:
-        raise ConfigError(f"got {rest[1]!r}, allowed are only flags such as --config.FIELD=value")
-    return rest
-
-
-def _parse_or_exit(argv: list[str]) -> list[str]:
-    try:
-        return _parse(argv)
-    except ConfigError as error:
-        _complain(str(error))
-    except Exception as error:  # a configuration is a program and may raise anything
-        _complain(f"the configuration cannot be loaded: {error}")
-    sys.exit(_UNUSABLE)
-
-
-def _complain(message: str) -> None:
-    for line in message.splitlines():
-        print(f"error: {line}", file=sys.stderr)
-
-
 def main(argv: list[str]) -> int:
     """Runs what the command line says and returns the exit status."""
     del argv
-    if not any("verbosity" in argument for argument in sys.argv):
-        logging.set_verbosity(logging.WARNING)  # absl would list the backends that JAX lacks
     # A SIGTERM from a scheduler ends a run as cleanly as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        config = configs.from_config_dict(flags.FLAGS.config)
-        name = Path(flags.FLAGS["config"].config_filename).stem
-        return run(config, name)
-    except (ConfigError, PromptError, OutputError, CheckpointError, ImportError) as error:
-        _complain(str(error))
+        return run(*command_line.checked_config())
+    except (ConfigError, PromptError, OutputError, OSError) as error:
+        command_line.complain(str(error))
         return _UNUSABLE
     except KeyboardInterrupt:
         sys.stdout.flush()
@@ -365,4 +308,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse_or_exit)
+    app.run(main, flags_parser=command_line.parse_or_exit)

@@ -159,10 +159,7 @@ class Display:
                     (f"{row['id']}  {row['arm']}", "bold"),
                     f"  {row['completion_tokens']} tokens in {ledger['rounds']} rounds, "
                     f"{row['finish_reason']}",
-                    f"; {ledger['exceptions']} exceptions, regret {ledger['spent']:.2f} of "
-                    f"{ledger['budget']}"
-                    if ledger["budget"]
-                    else "",
+                    _spending(ledger) if ledger["budget"] else "",
                 ),
                 soft_wrap=True,
             )
@@ -226,19 +223,19 @@ def _names(requests: Sequence[Any]) -> str:
 
 def _table(summary: Mapping[str, Any]) -> Table:
     """Returns the arms side by side."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     arms, ratios = summary["arms"], summary["ratios"]
     first = next(iter(arms), "")
     table.add_column("arm", no_wrap=True)
     for title in (
-        "requests",
+        "answers",
         "tokens",
         "rounds",
         "tokens\n/round",
         "tokens\n/s",
         f"speed vs\n{first}",
-        "exceptions\n/request",
-        "regret\n/request",
+        "exceptions",
+        "regret",
         "same as\ngreedy",
     ):
         table.add_column(title, justify="right", no_wrap=True)
@@ -260,17 +257,27 @@ def _table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def _spending(ledger: Mapping[str, Any]) -> str:
+    number = ledger["exceptions"]
+    return (
+        f"; {number} exception{'' if number == 1 else 's'}, regret {ledger['spent']:.2f} of "
+        f"{float(ledger['budget']):g}"
+    )
+
+
 def _or_dash(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
 def _caption(summary: Mapping[str, Any]) -> str:
     batches = max((r["batches"] for r in summary["ratios"].values()), default=0)
-    text = "tokens/round: tokens per target forward, the target's own token included. "
-    text += "Regret in logits."
+    text = (
+        "tokens/round: tokens per target forward, the target's own token included.\n"
+        "exceptions, regret: a request, regret in logits."
+    )
     if batches:
         many = f"{batches} batches" if batches > 1 else "one batch"
-        text += f"\nSpeed: ratio of the arms' median tokens/s over {many} of this run, interleaved"
+        text += f"\nspeed: ratio of the arms' median tokens/s over {many}, interleaved"
         text += "." if batches > 4 else "; too few to rely on."
     return text
 

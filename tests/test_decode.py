@@ -128,7 +128,8 @@ def test_loop_equals_cacheless_python_loop(seed, budget, gate, cap):
             histogram[kept] += 1
             proposed[:length] += 1
             accepted[:kept] += 1
-            trace = jax.tree.map(lambda leaf: np.asarray(leaf)[row, index], result.trace)
+            at = (row, index)
+            trace = jax.tree.map(lambda leaf: np.asarray(leaf)[at], result.trace)  # noqa: B023
             assert trace.start == start and trace.draft_length == length
             assert trace.draft_tokens.tolist() == draft
             assert trace.num_committed == committed
@@ -157,9 +158,7 @@ def test_scripts_exercise_exceptions_and_refusals():
 def test_strict_equals_autoregressive_for_any_draft_length(temperature, num_draft):
     expected = greedy_text(temperature)
     config = DecodeConfig(num_draft, 24, 64)
-    result = run(
-        asd_jax.ngram(num_draft), config, rule=asd_jax.strict(), temperature=temperature
-    )
+    result = run(asd_jax.ngram(num_draft), config, rule=asd_jax.strict(), temperature=temperature)
     assert np.asarray(result.tokens).tolist() == expected
 
 
@@ -168,7 +167,9 @@ def test_strict_equals_autoregressive_with_a_good_drafter(temperature):
     drafter, _ = scripted(2, temperature=temperature)
     result = run(drafter, CONFIG, rule=asd_jax.strict(), temperature=temperature)
     assert np.asarray(result.tokens).tolist() == greedy_text(temperature)
-    assert np.sum(result.ledger.accepted) > 20  # the drafter was of use, so the test means something
+    assert (
+        np.sum(result.ledger.accepted) > 20
+    )  # the drafter was of use, so the test means something
 
 
 def test_zero_budget_equals_strict_bit_for_bit():
@@ -252,7 +253,11 @@ def test_one_trace_serves_all_settings():
             max_draft_tokens=index % 5,
             controls=Controls(float(index), [0.1 * index, 0.3, 0.0, 1.0], index % 4),
             sampling_params=sampling_params(
-                len(PROMPTS), temperature=0.5 * (index % 3), top_k=index, top_p=1 - 0.01 * index, seed=index
+                len(PROMPTS),
+                temperature=0.5 * (index % 3),
+                top_k=index,
+                top_p=1 - 0.01 * index,
+                seed=index,
             ),
         )
 
@@ -306,11 +311,7 @@ def test_stop_id_inside_a_block_cuts_the_block_and_its_charges():
         tokens = np.asarray(free.tokens)[row].tolist()
         for index, position, _ in _charges(free.trace, row):
             start = int(free.trace.start[row, index])
-            cuts += [
-                (row, at)
-                for at in range(start, position)
-                if tokens.index(tokens[at]) == at
-            ]
+            cuts += [(row, at) for at in range(start, position) if tokens.index(tokens[at]) == at]
     assert cuts
     for row, at in cuts[:1] + cuts[-1:]:
         tokens = np.asarray(free.tokens)[row].tolist()
@@ -406,9 +407,7 @@ def test_next_logits_after_every_round_equal_a_fresh_prefill():
     step = jax.jit(lambda anchor, cache: target.forward(target.params, anchor, cache).logits)
     exceptions = 0
     for _ in range(6):
-        state = run_rounds(
-            target, drafter, asd_jax.asd(), requests, CONFIG, state, jnp.int32(1)
-        )
+        state = run_rounds(target, drafter, asd_jax.asd(), requests, CONFIG, state, jnp.int32(1))
         logits = np.asarray(step(state.anchor[:, None], state.cache))
         for row, prompt in enumerate(PROMPTS):
             count = int(state.result.num_emitted[row])

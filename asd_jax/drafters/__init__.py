@@ -1,0 +1,1 @@
+"""Drafters: who proposes tokens. Each is a `Drafter`: init, prefill, propose, commit."""

@@ -15,8 +15,7 @@ from flax import struct
 from asd_jax.types import Drafter, Proposal, PyTree
 
 
-@struct.dataclass
-class NgramState:
+class NgramState(struct.PyTreeNode):
     """The token history of every row.
 
     Attributes:

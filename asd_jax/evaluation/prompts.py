@@ -197,7 +197,7 @@ def parse_record(fields: Any, *, index: int = 0, line: int = 1) -> Prompt:
             f"got {' and '.join(kinds) or 'none'} of {', '.join(KINDS)}, allowed is exactly one"
         )
     kind = kinds[0]
-    known = {}
+    known: dict[str, Any] = {}
     for name, (is_allowed, allowed) in _OVERRIDES.items():
         value = fields.get(name)
         if value is None:
@@ -206,11 +206,11 @@ def parse_record(fields: Any, *, index: int = 0, line: int = 1) -> Prompt:
         if not is_allowed(value):
             raise _refusal(name, value, allowed)
         known[name] = value
-    name = fields.get("id")
-    if not isinstance(name, str) or not name.strip() or not _is_text(name):
-        raise _refusal("id", name, "a text that is not empty")
+    own_id = fields.get("id")
+    if not isinstance(own_id, str) or not own_id.strip() or not _is_text(own_id):
+        raise _refusal("id", own_id, "a text that is not empty")
     return Prompt(
-        id=name,
+        id=own_id,
         index=index,
         line=line,
         kind=kind,

@@ -32,9 +32,7 @@ class ConfigFields:
                 raise ValueError(f"config field {name}: missing, needed is a whole number >= 1")
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"config field {name}: got {value!r}, allowed is a whole number >= 1"
-            )
+            raise ValueError(f"config field {name}: got {value!r}, allowed is a whole number >= 1")
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:

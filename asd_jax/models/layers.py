@@ -121,9 +121,7 @@ class RMSNorm(nnx.Module):
 class MLP(nnx.Module):
     """SwiGLU feed-forward network."""
 
-    def __init__(
-        self, dim: int, hidden_dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs
-    ) -> None:
+    def __init__(self, dim: int, hidden_dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.gate_proj = Linear(dim, hidden_dim, bias=False, dtype=dtype, rngs=rngs)
         self.up_proj = Linear(dim, hidden_dim, bias=False, dtype=dtype, rngs=rngs)
         self.down_proj = Linear(hidden_dim, dim, bias=False, dtype=dtype, rngs=rngs)
@@ -154,10 +152,10 @@ class Attention(nnx.Module):
         self.k_proj = Linear(dim, kv_dim, bias=bias, dtype=dtype, rngs=rngs)
         self.v_proj = Linear(dim, kv_dim, bias=bias, dtype=dtype, rngs=rngs)
         self.o_proj = Linear(num_heads * head_dim, dim, bias=False, dtype=dtype, rngs=rngs)
-        has_norm = qk_norm_eps is not None
-        norm = dict(eps=qk_norm_eps, dtype=dtype, rngs=rngs)
-        self.q_norm = RMSNorm(head_dim, **norm) if has_norm else None
-        self.k_norm = RMSNorm(head_dim, **norm) if has_norm else None
+        self.q_norm = self.k_norm = None
+        if qk_norm_eps is not None:
+            self.q_norm = RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype, rngs=rngs)
+            self.k_norm = RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,

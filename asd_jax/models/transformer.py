@@ -64,17 +64,15 @@ class TransformerConfig:
             raise ValueError(f"head_dim: got {self.head_dim}, allowed is an even number >= 2")
         out_of_range = [i for i in self.feature_layers if not 0 <= i <= self.num_layers]
         if out_of_range:
-            raise ValueError(
-                f"feature_layers: got {out_of_range}, allowed is 0..{self.num_layers}"
-            )
+            raise ValueError(f"feature_layers: got {out_of_range}, allowed is 0..{self.num_layers}")
 
 
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward network, each behind a norm and a residual."""
 
     def __init__(self, config: TransformerConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        dim, norm = config.hidden_size, dict(eps=config.norm_eps, dtype=dtype, rngs=rngs)
-        self.input_layernorm = RMSNorm(dim, **norm)
+        dim, eps = config.hidden_size, config.norm_eps
+        self.input_layernorm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
         self.self_attn = Attention(
             dim,
             config.num_heads,
@@ -85,7 +83,7 @@ class DecoderLayer(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
-        self.post_attention_layernorm = RMSNorm(dim, **norm)
+        self.post_attention_layernorm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
         self.mlp = MLP(dim, config.intermediate_size, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -97,9 +95,7 @@ class DecoderLayer(nnx.Module):
         rope: tuple[jax.Array, jax.Array],
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Maps the residual stream [D, M] to the next one; see `Attention` for the rest."""
-        attended, keys, values = self.self_attn(
-            self.input_layernorm(x), keys, values, length, rope
-        )
+        attended, keys, values = self.self_attn(self.input_layernorm(x), keys, values, length, rope)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), keys, values
 

@@ -6,10 +6,12 @@ import collections
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import asd_jax
+from asd_jax.decode import DecodeConfig, make_requests, prefill, run_rounds
 from asd_jax.evaluation import interleaved
 from asd_jax.evaluation.arms import make_arms
 from asd_jax.evaluation.interleaved import Compiled, Finished, Started, pending, run
@@ -60,7 +62,9 @@ def prompts(*records):
 def decode_all(records, arms=ARMS, is_done=lambda request, arm: False, target=TARGET, **settings):
     """Returns (events, rows by (id, arm), plan) of a whole run."""
     # The same sizes and flags everywhere: every other program costs seconds of compilation.
-    defaults = dict(max_new_tokens=24, controls=Controls(6.0, 0.5, 2))
+    defaults = dict(
+        max_new_tokens=24, controls=Controls(6.0, 0.5, 2), batch_size=3, trace=True, ignore_eos=True
+    )
     settings = Settings(**defaults | settings)
     plan = make_plan(prompts(*records), TOKENIZER, settings, **SIZES)
     events = list(run(target, arms, plan, TOKENIZER, settings, is_done=is_done))
@@ -83,12 +87,31 @@ RECORDS = [
 
 
 @pytest.fixture(scope="module")
-def one_by_one():
-    return decode_all(RECORDS)
+def watched():
+    """A run of all records in batches of three, and how often each timed call compiled."""
+    compiled: list[str] = []
+    inside: list[int] = []
+    timed = interleaved._Runner.timed
+
+    def listen(event: str, duration: float, **details: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    def counted(self, *arguments):
+        before = len(compiled)
+        result = timed(self, *arguments)
+        inside.append(len(compiled) - before)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interleaved._Runner, "timed", counted)
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        events, rows, plan = decode_all(RECORDS)
+    return events, rows, plan, len(compiled), inside
 
 
-def test_strict_and_a_zero_budget_give_the_greedy_tokens(one_by_one):
-    _, rows, _ = one_by_one
+def test_strict_and_a_zero_budget_give_the_greedy_tokens(watched):
+    _, rows, *_ = watched
     assert len(rows) == 15
     for request in "abcde":
         assert rows[request, "strict"]["token_ids"] == rows[request, "greedy"]["token_ids"]
@@ -98,21 +121,25 @@ def test_strict_and_a_zero_budget_give_the_greedy_tokens(one_by_one):
     assert rows["b", "asd"]["ledger"]["budget"] == 0
 
 
-def test_an_arm_decodes_what_the_loop_decodes(one_by_one):
-    _, rows, _ = one_by_one
+def test_an_arm_decodes_what_the_loop_decodes_row_by_row(watched):
+    _, rows, *_ = watched
+    for record in RECORDS[:2]:
+        _, alone, _ = decode_all([record], arms=ARMS[2:], batch_size=1)
+        assert alone[record["id"], "asd"] == rows[record["id"], "asd"]
+
     prompt = TOKENIZER.encode("abcabcabcab", add_bos=True)
-    config = asd_jax.DecodeConfig(
+    config = DecodeConfig(
         num_draft_tokens=NUM_DRAFT, max_new_tokens=24, max_len=256, record_rounds=24
     )
-    result = asd_jax.decode(
-        TARGET,
-        asd_jax.ngram(NUM_DRAFT),
-        asd_jax.asd(),
-        asd_jax.make_requests(
-            [prompt], controls=Controls(6.0, 0.5, 2), max_new_tokens=24, padded_length=128
-        ),
-        config,
+    requests = make_requests(
+        [prompt], controls=Controls(6.0, 0.5, 2), max_new_tokens=24, padded_length=128
     )
+    drafter = ARMS[2].drafter
+    state = prefill(TARGET, drafter, requests, config)
+    requests = requests.replace(prompt_tokens=requests.prompt_tokens[:, :1])  # as compiled above
+    result = run_rounds(
+        TARGET, drafter, asd_jax.asd(), requests, config, state, jnp.int32(99)
+    ).result
     answer = rows["a", "asd"]
     assert answer["token_ids"] == np.asarray(result.tokens[0]).tolist()
     assert answer["accept_histogram"] == np.asarray(result.accept_histogram[0]).tolist()
@@ -123,8 +150,8 @@ def test_an_arm_decodes_what_the_loop_decodes(one_by_one):
     assert answer["prompt_tokens"] == len(prompt)
 
 
-def test_requests_have_their_own_limits(one_by_one):
-    _, rows, _ = one_by_one
+def test_requests_have_their_own_limits(watched):
+    _, rows, *_ = watched
     assert {rows["c", arm.name]["completion_tokens"] for arm in ARMS} == {7}
     assert rows["d", "asd"]["ledger"]["budget"] == "inf"
     assert rows["a", "asd"]["ledger"]["budget"] == 6
@@ -133,8 +160,8 @@ def test_requests_have_their_own_limits(one_by_one):
         assert entry["ledger"]["spent"] <= float(entry["ledger"]["budget"])
 
 
-def test_exceptions_agree_with_the_ledger_and_the_tokens(one_by_one):
-    _, rows, _ = one_by_one
+def test_exceptions_agree_with_the_ledger_and_the_tokens(watched):
+    _, rows, *_ = watched
     total = 0
     for entry in rows.values():
         exceptions, ledger = entry["exceptions"], entry["ledger"]
@@ -147,28 +174,24 @@ def test_exceptions_agree_with_the_ledger_and_the_tokens(one_by_one):
     assert total >= 5  # the cases mean something
 
 
-def test_rows_do_not_depend_on_the_batch(one_by_one):
-    _, alone, _ = one_by_one
-    _, together, plan = decode_all(RECORDS, batch_size=3)
+def test_arms_are_interleaved_and_their_order_rotates(watched):
+    events, _, plan, *_ = watched
     assert [len(batch) for batch in plan.batches] == [3, 2]
-    assert together == alone
-
-
-def test_arms_are_interleaved_and_their_order_rotates(one_by_one):
-    events, _, _ = one_by_one
     order = [(e.batch, e.arm) for e in events if isinstance(e, Started)]
     names = ["greedy", "strict", "asd"]
-    assert order == [(b, names[(b + i) % 3]) for b in range(5) for i in range(3)]
+    assert order == [(b, names[(b + i) % 3]) for b in range(2) for i in range(3)]
     finished = [e for e in events if isinstance(e, Finished)]
     assert [(e.batch, e.arm) for e in finished] == order
-    assert [e.measurement.place for e in finished] == [0, 1, 2] * 5
+    assert [e.measurement.place for e in finished] == [0, 1, 2] * 2
     for event in finished:
-        assert event.measurement.prefill_seconds > 0 and event.measurement.rounds_seconds > 0
-        assert event.measurement.tokens == event.measurement.round_tokens + 1
+        measurement = event.measurement
+        assert measurement.prefill_seconds > 0 and measurement.rounds_seconds > 0
+        assert measurement.requests == len(event.answers)
+        assert measurement.tokens == measurement.round_tokens + measurement.requests
 
 
-def test_each_program_is_announced_once(one_by_one):
-    events, _, _ = one_by_one
+def test_each_program_is_compiled_and_announced_once_and_never_on_the_clock(watched):
+    events, _, _, num_compiled, inside = watched
     programs = [event.program for event in events if isinstance(event, Compiled)]
     assert sorted(programs) == [
         "loop of 256 tokens, asd",
@@ -177,29 +200,7 @@ def test_each_program_is_announced_once(one_by_one):
         "prefill of 128 tokens, ngram",
         "prefill of 128 tokens, none",
     ]
-
-
-def test_no_program_is_compiled_while_the_clock_runs(monkeypatch):
-    compiled, inside = [], []
-
-    def listen(event, duration, **details):
-        if event.endswith("backend_compile_duration"):
-            compiled.append(event)
-
-    timed = interleaved._Runner.timed
-
-    def watched(self, *arguments):
-        before = len(compiled)
-        result = timed(self, *arguments)
-        inside.append(len(compiled) - before)
-        return result
-
-    monkeypatch.setattr(interleaved._Runner, "timed", watched)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    # Sizes that no other test has compiled.
-    records = [{"id": "a", "turns": ["ab", "cd"]}, {"id": "b", "prompt": "abcd"}]
-    decode_all(records, arms=ARMS[1:], max_new_tokens=9)
-    assert len(compiled) >= 3
+    assert num_compiled >= len(programs)
     assert inside == [0] * 6
 
 
@@ -207,7 +208,7 @@ TALK = {"id": "talk", "turns": ["abab", "cdcd", "abab"], "max_new_tokens": 8}
 
 
 def test_turns_build_on_the_models_own_answers_and_share_one_ledger():
-    events, rows, plan = decode_all([TALK], batch_size=3)
+    events, rows, plan = decode_all([TALK])
     for arm in ("greedy", "asd"):
         turns = rows["talk", arm]["turns"]
         conversation = []
@@ -231,7 +232,7 @@ def test_turns_build_on_the_models_own_answers_and_share_one_ledger():
 
 def test_a_spent_ledger_stays_spent_in_the_next_turn():
     talk = TALK | {"budget": 0.5, "gate": 9, "block_cap": 4}
-    _, rows, _ = decode_all([talk], arms=ARMS[2:], batch_size=3)
+    _, rows, _ = decode_all([talk], arms=ARMS[2:])
     entry = rows["talk", "asd"]
     assert sum(e["regret"] for e in entry["exceptions"]) <= 0.5 + 1e-6
     assert entry["ledger"]["exhausted_at"] >= 0
@@ -245,7 +246,7 @@ def test_a_stop_id_ends_a_request_unless_it_is_ignored():
     class Stopping(Characters):
         stop_ids = (ids[2],)
 
-    settings = Settings(max_new_tokens=24)
+    settings = Settings(max_new_tokens=24, batch_size=3)
     plan = make_plan(prompts(*RECORDS[:1]), Stopping(), settings, **SIZES)
     *_, last = run(TARGET, greedy, plan, Stopping(), settings)
     (answer,) = last.answers
@@ -286,7 +287,7 @@ def test_a_prompt_that_fills_the_context_ends_at_capacity():
 
 def test_a_later_turn_that_does_not_fit_fails_and_the_others_go_on():
     long = {"id": "long", "turns": ["ab", "cd" * 120]}
-    events, rows, _ = decode_all([long, TALK | {"turns": ["x", "y"]}], batch_size=3)
+    events, rows, _ = decode_all([long, TALK | {"turns": ["x", "y"]}])
     assert set(rows) == {("talk", arm.name) for arm in ARMS}
     finished = [event for event in events if isinstance(event, Finished)]
     for event in finished:
@@ -306,18 +307,18 @@ def test_a_failing_device_fails_its_batch_and_the_others_go_on(monkeypatch):
         return real(target, drafter, rule, *arguments)
 
     monkeypatch.setattr(interleaved, "run_rounds", fails_once)
-    events, rows, _ = decode_all(RECORDS[:2], arms=ARMS[1:])
-    assert set(rows) == {("a", "strict"), ("b", "strict"), ("b", "asd")}
-    (failure,) = [f for event in events if isinstance(event, Finished) for f in event.failures]
-    assert (failure.id, failure.arm) == ("a", "asd")
-    assert failure.message == "the device failed: RESOURCE_EXHAUSTED: out of memory"
+    events, rows, _ = decode_all(RECORDS, arms=ARMS[1:])
+    assert set(rows) == {(r, "strict") for r in "abcde"} | {("d", "asd"), ("e", "asd")}
+    failures = [f for event in events if isinstance(event, Finished) for f in event.failures]
+    assert [(failure.id, failure.arm) for failure in failures] == [(r, "asd") for r in "abc"]
+    assert failures[0].message == "the device failed: RESOURCE_EXHAUSTED: out of memory"
 
 
-def test_what_is_done_is_not_given_out_again_and_batches_stay_whole(one_by_one):
-    _, alone, _ = one_by_one
+def test_what_is_done_is_not_given_out_again_and_batches_stay_whole(watched):
+    _, together, *_ = watched
     done = {("a", "greedy"), ("b", "greedy"), ("c", "greedy"), ("a", "asd"), ("d", "strict")}
     _, rows, plan = decode_all(RECORDS, batch_size=3, is_done=lambda *pair: pair in done)
-    assert rows == {pair: entry for pair, entry in alone.items() if pair not in done}
+    assert rows == {pair: entry for pair, entry in together.items() if pair not in done}
     left = list(pending(plan, ARMS, lambda *pair: pair in done))
     assert [(batch, arm.name) for batch, _, arm in left] == [
         (0, "strict"), (0, "asd"), (1, "strict"), (1, "asd"), (1, "greedy")
@@ -327,7 +328,7 @@ def test_what_is_done_is_not_given_out_again_and_batches_stay_whole(one_by_one):
 
 def test_seeds_follow_the_line_or_the_request_and_strict_samples_like_greedy():
     records = [RECORDS[0], RECORDS[0] | {"id": "b"}, RECORDS[0] | {"id": "c", "seed": 5}]
-    settings = dict(temperature=0.8, top_k=20, top_p=0.95, batch_size=3)
+    settings = dict(temperature=0.8, top_k=20, top_p=0.95)
     _, rows, plan = decode_all(records, seed=5, **settings)
     seeds = [request.seed for batch in plan.batches for request in batch]
     assert seeds == [5, 6, 5]

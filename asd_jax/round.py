@@ -1,0 +1,305 @@
+"""One round of the decode loop: propose, score, verify, commit, settle, roll back, follow.
+
+`decode_round` is the algorithm on one screen; the functions behind it are its steps. Target,
+drafter and rule come in as arguments: this file knows no model, no drafter and no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from asd_jax import sampling
+from asd_jax.request import Requests
+from asd_jax.sampling import SamplingParams
+from asd_jax.scoring import TokenScores, score_drafts
+from asd_jax.state import DecodeConfig, DecodeResult, DecodeState, count_round, record_round
+from asd_jax.types import (
+    AcceptanceRule,
+    Block,
+    Controls,
+    Drafter,
+    FinishReason,
+    Ledger,
+    Proposal,
+    PyTree,
+    Target,
+    Verdict,
+)
+
+
+def decode_round(
+    target: Target,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    requests: Requests,
+    config: DecodeConfig,
+    state: DecodeState,
+) -> DecodeState:
+    """Runs one round for every row: the algorithm, in seven steps.
+
+    Args:
+      target: As in `decode`.
+      drafter: As in `decode`.
+      rule: As in `decode`.
+      requests: As in `decode`.
+      config: As in `decode`.
+      state: Before the round.
+
+    Returns:
+      The state after the round.
+    """
+    # 1 propose
+    position = state.cache.length  # of the anchor, which the cache does not hold yet
+    proposal, drafter_state = drafter.propose(
+        drafter.params, state.drafter_state, state.anchor, position, requests.sampling.key
+    )
+    tokens, length = _clip_proposal(state, requests, proposal, config)
+
+    # 2 score
+    inputs = jnp.concatenate([state.anchor[:, None], tokens], axis=1)
+    output = target.forward(target.params, inputs, state.cache)
+
+    # 3 verify
+    verdict = _verify(
+        rule,
+        state,
+        requests,
+        tokens,
+        length,
+        proposal.logits,
+        output.logits,
+        target.vocab_major,
+        config,
+    )
+
+    # 4 commit
+    index = jnp.arange(config.num_draft_tokens + 1, dtype=jnp.int32)
+    is_draft = index[None, :] < verdict.num_accepted[:, None]
+    padded = jnp.pad(tokens, ((0, 0), (0, 1)))
+    emitted = jnp.where(is_draft, padded, verdict.next_token[:, None])
+    result, num_committed = commit_tokens(
+        state, requests, emitted, verdict.num_accepted + 1, verdict.num_finite, config
+    )
+
+    # 5 settle
+    is_active = state.is_active
+    settled = jax.vmap(
+        lambda ledger, verdict, committed, length, position: rule.settle(
+            ledger, verdict, committed, draft_length=length, position=position
+        )
+    )(state.result.ledger, verdict, num_committed, length, state.result.num_emitted)
+    result = result.replace(ledger=_where_rows(is_active, settled, state.result.ledger))
+    result = count_round(result, is_active, length, verdict, num_committed)
+    if result.trace is not None:
+        result = record_round(
+            result, state.result, is_active, tokens, length, verdict, num_committed
+        )
+
+    # 6 roll back: the committed rows of this forward are the realised history, exceptions included
+    cache = output.cache.replace(length=position + num_committed)
+    last = jnp.maximum(num_committed - 1, 0)
+    anchor = jnp.take_along_axis(emitted, last[:, None], axis=1)[:, 0]
+
+    # 7 let the drafter follow
+    drafter_state = drafter.commit(
+        drafter.params, drafter_state, inputs, output.features, output.hidden, num_committed
+    )
+    return state.replace(
+        result=result,
+        cache=cache,
+        drafter_state=drafter_state,
+        anchor=jnp.where(num_committed > 0, anchor, state.anchor),
+    )
+
+
+def _clip_proposal(
+    state: DecodeState, requests: Requests, proposal: Proposal, config: DecodeConfig
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the drafts [B, G] and how many of them can still be of use to each row [B]."""
+    num_draft = config.num_draft_tokens
+    tokens = proposal.tokens[:, :num_draft]
+    room = _room(state, requests, config) - 1  # the target's own token takes one place
+    length = jnp.minimum(proposal.length, requests.max_draft_tokens)
+    length = jnp.clip(jnp.minimum(length, room), 0, num_draft)
+    return tokens, jnp.where(state.is_active, length, 0).astype(jnp.int32)
+
+
+def _room(state: DecodeState, requests: Requests, config: DecodeConfig) -> jax.Array:
+    """Returns how many more tokens each row may emit, int32 [B]."""
+    emitted = state.result.num_emitted
+    by_length = requests.max_new_tokens - emitted
+    by_capacity = config.max_len - requests.prompt_length - emitted
+    return jnp.minimum(jnp.minimum(by_length, by_capacity), config.max_new_tokens - emitted)
+
+
+def _verify(
+    rule: AcceptanceRule,
+    state: DecodeState,
+    requests: Requests,
+    tokens: jax.Array,
+    length: jax.Array,
+    draft_logits: jax.Array | None,
+    logits: jax.Array,
+    vocab_major: bool,
+    config: DecodeConfig,
+) -> Verdict:
+    """Applies the rule to every row; the noise is drawn only if some row samples."""
+    protected = jnp.asarray(config.stop_ids if config.protect_stop_ids else (), jnp.int32)
+    params = requests.sampling
+    position = state.cache.length + 1  # of the token that row 0 of the logits predicts
+
+    def row(
+        tokens: jax.Array,
+        length: jax.Array,
+        draft_logits: jax.Array | None,
+        scores: TokenScores,
+        clean: jax.Array,
+        noisy: jax.Array,
+        position: jax.Array,
+        params: SamplingParams,
+        ledger: Ledger,
+        controls: Controls,
+    ) -> Verdict:
+        block = Block(
+            draft_tokens=tokens,
+            draft_length=length,
+            value_length=length,
+            draft_logits=draft_logits,
+            scores=scores,
+            logits=clean,
+            noisy_logits=noisy,
+            key=sampling.rule_key(params.key, position),
+        )
+        return rule.verify(block, ledger, controls, protected)
+
+    def rows(scores: TokenScores, clean: jax.Array, noisy: jax.Array) -> Verdict:
+        return jax.vmap(row)(
+            tokens,
+            length,
+            draft_logits,
+            scores,
+            clean,
+            noisy,
+            position,
+            params,
+            state.result.ledger,
+            requests.controls,
+        )
+
+    # The branches close over the logits as they lie in memory and turn them only where needed.
+    native = jnp.moveaxis(logits, -1, 0) if vocab_major else logits
+
+    def batch_major() -> jax.Array:
+        return jnp.moveaxis(native, 0, -1) if vocab_major else native
+
+    def greedy() -> Verdict:
+        scores = score_drafts(native, tokens, vocab_major=vocab_major)
+        return rows(scores, batch_major(), batch_major())
+
+    def sampled() -> Verdict:
+        clean, noisy = jax.vmap(sampling.perturb)(batch_major(), params, position)
+        return rows(score_drafts(noisy, tokens), clean, noisy)
+
+    return jax.lax.cond(jnp.any(params.temperature > 0), sampled, greedy)
+
+
+def commit_tokens(
+    state: DecodeState,
+    requests: Requests,
+    emitted: jax.Array,
+    num_emitted: jax.Array,
+    num_finite: jax.Array,
+    config: DecodeConfig,
+) -> tuple[DecodeResult, jax.Array]:
+    """Writes what survives the cuts into the output buffer and decides who is done.
+
+    Args:
+      state: Before the commit.
+      requests: The batch.
+      emitted: Tokens of this round, int32 [B, W].
+      num_emitted: How many of them the verdict gives, int32 [B], 1..W.
+      num_finite: How many of them rest on finite logits, int32 [B].
+      config: Static sizes.
+
+    Returns:
+      The result with tokens, counts and finish reasons brought up to date, and the number of
+      tokens committed, int32 [B] (0 for rows that had finished).
+    """
+    result = state.result
+    width = emitted.shape[1]
+    index = jnp.arange(width, dtype=jnp.int32)[None, :]
+    is_stop = _is_member(emitted, config.stop_ids)
+    stop_at = jnp.min(jnp.where(is_stop, index, width), axis=1)
+    room = _room(state, requests, config)
+    finite = jnp.minimum(num_emitted, num_finite)
+    count = jnp.minimum(jnp.minimum(finite, stop_at + 1), room)
+    count = jnp.where(state.is_active, count, 0).astype(jnp.int32)
+
+    total = result.num_emitted + count
+    last = jnp.maximum(count - 1, 0)
+    ends_in_stop = (stop_at == last) & (count > 0)
+    is_full = total >= jnp.minimum(requests.max_new_tokens, config.max_new_tokens)
+    is_at_capacity = requests.prompt_length + total >= config.max_len
+    is_nonfinite = finite < num_emitted
+    reason = jnp.select(
+        [ends_in_stop, is_full, is_at_capacity, is_nonfinite],
+        [
+            jnp.int32(FinishReason.STOP),
+            jnp.int32(FinishReason.LENGTH),
+            jnp.int32(FinishReason.CAPACITY),
+            jnp.int32(FinishReason.NONFINITE),
+        ],
+        jnp.int32(FinishReason.RUNNING),
+    )
+
+    def write(row: jax.Array, new: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+        offset = jnp.arange(width, dtype=jnp.int32)
+        slot = jnp.where(offset < count, start + offset, row.shape[0])
+        return row.at[slot].set(new, mode="drop")
+
+    tokens = jax.vmap(write)(result.tokens, emitted, result.num_emitted, count)
+    return (
+        result.replace(
+            tokens=tokens,
+            num_emitted=total,
+            finish_reason=jnp.where(state.is_active, reason, result.finish_reason),
+        ),
+        count,
+    )
+
+
+def first_token(logits: jax.Array, requests: Requests) -> tuple[jax.Array, jax.Array]:
+    """Chooses each row's first token from the logits behind its prompt.
+
+    Args:
+      logits: [B, V].
+      requests: The batch.
+
+    Returns:
+      The tokens, int32 [B], and whether their logits are finite, bool [B].
+    """
+    params = requests.sampling
+
+    def noisy() -> jax.Array:
+        return jax.vmap(lambda z, p, at: sampling.perturb(z[None], p, at)[1][0])(
+            logits, params, requests.prompt_length
+        )
+
+    chosen = jax.lax.cond(jnp.any(params.temperature > 0), noisy, lambda: logits)
+    token = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
+    top = jnp.take_along_axis(chosen, token[:, None], axis=1)[:, 0]
+    return token, jnp.isfinite(top)
+
+
+def _is_member(tokens: jax.Array, ids: Sequence[int]) -> jax.Array:
+    """Returns a mask of the tokens [B, W] that are among `ids`."""
+    members = jnp.asarray(ids, jnp.int32)
+    return jnp.any(tokens[..., None] == members[None, None, :], axis=-1)
+
+
+def _where_rows(mask: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """Selects whole rows of a pytree with leaves [B]."""
+    return jax.tree.map(lambda a, b: jnp.where(mask, a, b), new, old)
