@@ -16,7 +16,6 @@ from asd_jax import verifier
 from asd_jax.types import AcceptanceRule, Block, Controls, Ledger, Verdict
 
 
-@functools.cache
 def asd(value_scheme: verifier.ValueScheme = "remaining") -> AcceptanceRule:
     """Returns Approximate Speculative Decoding as a rule (arXiv 2608.03447).
 
@@ -30,6 +29,12 @@ def asd(value_scheme: verifier.ValueScheme = "remaining") -> AcceptanceRule:
         raise ValueError(
             f"value_scheme: got {value_scheme!r}, allowed is one of {verifier.VALUE_SCHEMES}"
         )
+    return _asd(value_scheme)
+
+
+@functools.cache
+def _asd(value_scheme: verifier.ValueScheme) -> AcceptanceRule:
+    """Returns one object a scheme, however `asd` was called: rules are static jit arguments."""
 
     def verify(
         block: Block, ledger: Ledger, controls: Controls, protected_ids: jax.Array

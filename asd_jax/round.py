@@ -289,9 +289,9 @@ def first_token(logits: jax.Array, requests: Requests) -> tuple[jax.Array, jax.A
         )
 
     chosen = jax.lax.cond(jnp.any(params.temperature > 0), noisy, lambda: logits)
-    token = jnp.argmax(chosen, axis=-1).astype(jnp.int32)
-    top = jnp.take_along_axis(chosen, token[:, None], axis=1)[:, 0]
-    return token, jnp.isfinite(top)
+    no_drafts = jnp.zeros((chosen.shape[0], 0), jnp.int32)
+    scores = score_drafts(chosen[:, None], no_drafts)
+    return scores.target_tokens[:, 0], jnp.isfinite(scores.top_logits[:, 0])
 
 
 def _is_member(tokens: jax.Array, ids: Sequence[int]) -> jax.Array:

@@ -61,32 +61,34 @@ def sampling_params(
     Raises:
       ValueError: A value is out of range, naming the field and the value.
     """
-
-    def column(name: str, value: Any, dtype: type, is_allowed: Any, allowed: str) -> np.ndarray:
-        array = np.asarray(value, dtype=np.float64 if dtype is np.float32 else np.int64)
-        if not np.all(is_allowed(array)):
-            raise ValueError(f"{name}: got {value!r}, allowed is {allowed}")
-        return np.broadcast_to(array.astype(dtype), (batch,))
-
-    seeds = column("seed", seed, np.int64, lambda x: x >= 0, "a whole number in [0, 2**63)")
+    low, high = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+    seeds = _column("seed", seed, batch, np.int64, 0, 2**63 - 1)
+    temperatures = _column("temperature", temperature, batch, np.float32, 0, high)
     return SamplingParams(
-        temperature=jnp.asarray(
-            column(
-                "temperature",
-                temperature,
-                np.float32,
-                lambda x: (x >= 0) & np.isfinite(x),
-                "a finite number >= 0",
-            )
-        ),
-        top_k=jnp.asarray(
-            column("top_k", top_k, np.int32, lambda x: x >= 0, "a whole number >= 0")
-        ),
-        top_p=jnp.asarray(
-            column("top_p", top_p, np.float32, lambda x: (x > 0) & (x <= 1), "a number in (0, 1]")
-        ),
+        temperature=jnp.asarray(temperatures),
+        top_k=jnp.asarray(_column("top_k", top_k, batch, np.int32, 0, 2**31 - 1)),
+        top_p=jnp.asarray(_column("top_p", top_p, batch, np.float32, low, 1)),
         key=_keys_from_seeds(seeds),
     )
+
+
+def _column(name: str, value: Any, batch: int, dtype: Any, low: float, high: float) -> np.ndarray:
+    """Returns `value` as [batch] of `dtype`, or raises a ValueError naming the field."""
+    is_whole = np.issubdtype(dtype, np.integer)
+    kind = "whole number" if is_whole else "number"
+    error = ValueError(
+        f"{name}: got {value!r}, allowed is a {kind} in [{low}, {high}], or one for each of the "
+        f"{batch} requests"
+    )
+    host = np.asarray(value)
+    # Bools, strings and integers beyond 64 bits (which become objects or unsigned) are refused.
+    if not np.issubdtype(host.dtype, np.integer if is_whole else np.number):
+        raise error
+    if host.ndim > 1 or (host.ndim == 1 and host.shape != (batch,)):
+        raise error
+    if not np.all((host >= low) & (host <= high)):  # false for NaN
+        raise error
+    return np.broadcast_to(host.astype(dtype), (batch,))
 
 
 def _keys_from_seeds(seeds: np.ndarray) -> jax.Array:
@@ -114,7 +116,7 @@ def transform(logits: jax.Array, params: SamplingParams) -> jax.Array:
     scaled = logits / jnp.where(is_greedy, jnp.float32(1), params.temperature)
     vocab_size = logits.shape[-1]
     descending = -jnp.sort(-scaled, axis=-1)
-    # Ties with the last kept token stay, as in HF transformers' warpers.
+    # Ties with the last kept token stay (HF transformers keeps them for top-k, not for top-p).
     k = jnp.where(params.top_k <= 0, vocab_size, jnp.minimum(params.top_k, vocab_size))
     kth = jax.lax.dynamic_index_in_dim(descending, k - 1, axis=-1, keepdims=True)
     kept = jnp.where(descending >= kth, descending, -jnp.inf)

@@ -19,8 +19,8 @@ class TokenScores(struct.PyTreeNode):
     """What acceptance knows of the target's logits.
 
     Attributes:
-      target_tokens: Lowest argmax id, or the first NaN's if a row has one, int32 [..., G+1].
-      top_logits: The logit there, float32 [..., G+1].
+      target_tokens: Lowest argmax id, int32 [..., G+1]; a NaN counts as +inf.
+      top_logits: The logit there, float32 [..., G+1]; +inf where the row has a NaN.
       draft_logits: The draft tokens' logits, float32 [..., G]; -inf for ids outside [0, V).
     """
 
@@ -59,18 +59,18 @@ def score_drafts(
 
 
 def _argmax(logits: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the lowest argmax along `axis` (the first NaN, if any) and the maximum."""
+    """Returns the lowest argmax along `axis` and the maximum, where a NaN counts as +inf."""
     vocab_size = logits.shape[axis]
     chunk = next((size for size in _CHUNK_SIZES if vocab_size % size == 0), None)
     if chunk is None or vocab_size <= chunk:
-        return _first_top(logits, jnp.max(logits, axis=axis, keepdims=True), axis)
+        return _first_top(logits, _max(logits, axis, keepdims=True), axis)
     if axis == 0:
         split = logits.reshape(vocab_size // chunk, chunk, *logits.shape[1:])
-        maxima = jnp.max(split, axis=1)
+        maxima = _max(split, 1)
     else:
         split = logits.reshape(*logits.shape[:-1], vocab_size // chunk, chunk)
-        maxima = jnp.max(split, axis=-1)
-    top = jnp.max(maxima, axis=axis, keepdims=True)
+        maxima = _max(split, -1)
+    top = _max(maxima, axis, keepdims=True)
     winner, _ = _first_top(maxima, top, axis)
     start = jnp.expand_dims(winner * chunk, axis)
     shape = [1] * logits.ndim
@@ -79,6 +79,12 @@ def _argmax(logits: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     inside = jnp.take_along_axis(logits, start + offsets, axis=axis)
     offset, top = _first_top(inside, top, axis)
     return winner * chunk + offset, top
+
+
+def _max(values: jax.Array, axis: int, *, keepdims: bool = False) -> jax.Array:
+    """Returns the maximum; a NaN gives +inf, since XLA's CPU reductions may drop NaN silently."""
+    visible = jnp.where(jnp.isnan(values), jnp.asarray(jnp.inf, values.dtype), values)
+    return jnp.max(visible, axis=axis, keepdims=keepdims)
 
 
 def _first_top(values: jax.Array, top: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:

@@ -47,13 +47,14 @@ class FinishReason(enum.IntEnum):
     NONFINITE = 4  # the target's logits for the next token were NaN or infinite
 
 
-@jax.tree_util.register_dataclass
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class Controls:
     """The three limits of Approximate Speculative Decoding (arXiv 2608.03447, section 3).
 
     All are traced, so changing a value never recompiles. Leaves are scalars, or `[B]` when every
-    request has its own. Values are validated where they are concrete; tracers pass through.
+    request has its own. Concrete values are validated here; tracers pass through, and so does
+    whatever JAX puts into the leaves when it maps over the pytree.
 
     Attributes:
       budget: Regret that one request may spend in its whole life, in logits (nats). float32.
@@ -61,7 +62,7 @@ class Controls:
       block_cap: Largest number of exceptions in one block. int32.
 
     Raises:
-      ValueError: A field is negative or NaN, or `block_cap` is not a whole number.
+      ValueError: A field is negative, NaN or no number, or `block_cap` is not a whole number.
     """
 
     budget: Any = 8.0
@@ -71,10 +72,22 @@ class Controls:
     def __post_init__(self) -> None:
         for name, dtype in (("budget", np.float32), ("gate", np.float32), ("block_cap", np.int32)):
             value = getattr(self, name)
-            if isinstance(value, (bool, int, float, list, tuple, np.ndarray, np.generic)) or (
-                isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
-            ):
+            if not isinstance(value, jax.core.Tracer):
                 object.__setattr__(self, name, _validated_control(name, value, dtype))
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], None]:
+        """Returns the leaves with their names (the pytree protocol of JAX)."""
+        fields = ("budget", "gate", "block_cap")
+        return tuple((jax.tree_util.GetAttrKey(f), getattr(self, f)) for f in fields), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, leaves: Any) -> Controls:
+        """Builds from leaves without validation: they need not be numbers (the pytree protocol)."""
+        del aux
+        controls = object.__new__(cls)
+        for name, leaf in zip(("budget", "gate", "block_cap"), leaves, strict=True):
+            object.__setattr__(controls, name, leaf)
+        return controls
 
     @classmethod
     def strict(cls) -> Controls:
@@ -99,29 +112,37 @@ class Controls:
         Raises:
           ValueError: `block_size` is not a positive whole number, or as in `Controls`.
         """
-        if isinstance(block_size, bool) or int(block_size) != block_size or block_size < 1:
+        is_whole = isinstance(block_size, (int, np.integer)) and not isinstance(block_size, bool)
+        if not is_whole or block_size < 1:
             raise ValueError(f"block_size: got {block_size!r}, allowed is a whole number >= 1")
-        return cls(
-            budget=budget, gate=np.float32(gate) / np.float32(block_size), block_cap=block_cap
-        )
+        gate = _validated_control("gate", gate, np.float32)
+        return cls(budget=budget, gate=gate / np.float32(block_size), block_cap=block_cap)
 
 
 def _validated_control(name: str, value: Any, dtype: type) -> Any:
     """Returns `value` as an array of `dtype`, or raises a ValueError naming the field."""
-    try:
-        host = np.asarray(value)
-        number = host.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: got {value!r}, allowed is a number >= 0") from error
-    if host.dtype == np.bool_ or np.isnan(number).any() or (number < 0).any():
-        raise ValueError(f"{name}: got {value!r}, allowed is a number >= 0")
+    kind = "a whole number" if dtype is np.int32 else "a number"
+    error = ValueError(f"{name}: got {value!r}, allowed is {kind} >= 0 (or one for each request)")
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return value.astype(dtype)  # spread over processes: no single host can look at it
+    host = np.asarray(value)
+    if not (np.issubdtype(host.dtype, np.number) or host.dtype == jnp.bfloat16):
+        raise error  # bools, strings and objects (such as integers beyond 64 bits)
+    number = host.astype(np.float64)
+    if np.isnan(number).any() or (number < 0).any():
+        raise error
     if dtype is np.int32:
-        if not (np.isfinite(number).all() and (number == np.floor(number)).all()):
-            raise ValueError(f"{name}: got {value!r}, allowed is a whole number >= 0")
-        number = np.minimum(number, np.iinfo(np.int32).max)
-    if isinstance(value, jax.Array):
-        return value.astype(dtype)  # keeps its device and sharding
-    return number.astype(dtype)
+        if not (np.isfinite(number) & (number == np.floor(number))).all():
+            raise error
+        number = np.minimum(number, np.iinfo(np.int32).max)  # no block is that long
+    else:
+        with np.errstate(over="ignore", under="ignore"):
+            single = number.astype(np.float32)
+        # A number must not turn into infinity, nor into the 0 that means strict decoding.
+        if (np.isinf(single) & np.isfinite(number) | (single == 0) & (number > 0)).any():
+            raise error
+    # An array on a device keeps its place there.
+    return value.astype(dtype) if isinstance(value, jax.Array) else number.astype(dtype)
 
 
 class Ledger(struct.PyTreeNode):

@@ -76,8 +76,11 @@ def verify(
     Raises:
       ValueError: Wrong ranks or sizes, or an unknown value scheme.
     """
-    _check_block(draft_tokens, target_logits)
-    draft_tokens = draft_tokens.astype(jnp.int32)
+    _check_block(draft_tokens, target_logits, ledger, controls)
+    # Ids outside the vocabulary become V before the cast, which could wrap them into it.
+    vocab_size = target_logits.shape[1]
+    in_vocab = (draft_tokens >= 0) & (draft_tokens < vocab_size)
+    draft_tokens = jnp.where(in_vocab, draft_tokens, vocab_size).astype(jnp.int32)
     return decide(
         draft_tokens,
         score_drafts(target_logits, draft_tokens),
@@ -278,7 +281,7 @@ def settle(
     index = jnp.arange(num_draft, dtype=jnp.int32)
     num_kept = jnp.minimum(num_committed, verdict.num_accepted)
     charged = verdict.exception_mask & (index < num_kept)
-    num_exceptions = jnp.sum(charged.astype(jnp.int32))
+    num_exceptions = jnp.sum(charged, dtype=jnp.int32)
     spent = _running_sum(ledger.spent, jnp.where(charged, verdict.regret, jnp.float32(0)))[1]
     first = jnp.min(jnp.where(charged, index, num_draft), initial=num_draft)
     refused_by_budget = (verdict.stop_reason == StopReason.BUDGET) & (
@@ -304,7 +307,9 @@ def settle(
     )
 
 
-def _check_block(draft_tokens: jax.Array, target_logits: jax.Array) -> None:
+def _check_block(
+    draft_tokens: jax.Array, target_logits: jax.Array, ledger: Ledger, controls: Controls
+) -> None:
     """Raises a ValueError that names what does not fit."""
     if draft_tokens.ndim != 1 or target_logits.ndim != 2:
         raise ValueError(
@@ -321,6 +326,18 @@ def _check_block(draft_tokens: jax.Array, target_logits: jax.Array) -> None:
         raise ValueError(f"draft_tokens: got {draft_tokens.dtype}, allowed is an integer type")
     if not jnp.issubdtype(target_logits.dtype, jnp.floating):
         raise ValueError(f"target_logits: got {target_logits.dtype}, allowed is a float type")
+    scalars = {
+        "ledger.spent": ledger.spent,
+        "controls.budget": controls.budget,
+        "controls.gate": controls.gate,
+        "controls.block_cap": controls.block_cap,
+    }
+    for name, leaf in scalars.items():
+        if jnp.ndim(leaf):
+            raise ValueError(
+                f"{name}: got shape {jnp.shape(leaf)}, allowed is a scalar; "
+                "verify_batch takes one a request"
+            )
 
 
 # The helpers below use [G, G] masks instead of cumulative operations: G is small, and XLA fuses

@@ -239,9 +239,9 @@ def _decode(
                 for failure in event.failures:
                     current.failures.append(failure)
                     display.failure(failure)
-                display.finished(event, rows, current.tally.summary())
-                if config.trace:
-                    display.answers(rows, tokenizer)
+                display.finished(
+                    event, rows, current.tally.summary(), tokenizer if config.trace else None
+                )
 
 
 def _arms(config: RunConfig, drafter: Drafter) -> tuple[Arm, ...]:

@@ -113,29 +113,41 @@ class Display:
         self.line("compiled", f"{event.program}, in {event.seconds:.1f} s{how}")
 
     def finished(
-        self, event: Finished, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+        self,
+        event: Finished,
+        rows: Sequence[Mapping[str, Any]],
+        summary: Mapping[str, Any],
+        tokenizer: Tokenizer | None,
     ) -> None:
-        """Shows one more batch under one arm, and the table so far."""
+        """Shows one more batch under one arm: its speed, its answers, and the table so far.
+
+        Args:
+          event: What was finished.
+          rows: Its new output rows.
+          summary: Of all rows so far.
+          tokenizer: For showing the answers, or None for not showing them.
+        """
         self._done += 1
         self._progress.advance(self._task)
+        if self._live is None and rows:
+            self._print_speed(event, rows)
+        if tokenizer is not None:
+            self._print_answers(rows, tokenizer)
         if self._live is not None:
-            self._live.update(Group(_table(summary), self._progress))
-            return
-        speed = event.measurement
-        if rows and speed is not None:
-            tokens = sum(row["completion_tokens"] for row in rows)
-            rounds = sum(row["ledger"]["rounds"] for row in rows)
-            seconds = speed.rounds_seconds
-            self.line(
-                f"[{self._done}/{self._total}]",
-                f"{event.arm:<7} {rows[0]['id']}{f' +{len(rows) - 1}' if len(rows) > 1 else ''}: "
-                f"{tokens} tokens, {rounds} rounds, "
-                f"{speed.round_tokens / seconds if seconds else 0:.1f} tokens/s, "
-                f"{self._time_left()} left",
-            )
-        if self._is_first_table(summary):
+            self._live.update(Group(_table(summary, self._console.width), self._progress))
+        elif self._is_first_table(summary):
             self._print_table(summary, "so far")
             self._console.print()
+
+    def _print_speed(self, event: Finished, rows: Sequence[Mapping[str, Any]]) -> None:
+        tokens = sum(row["completion_tokens"] for row in rows)
+        rounds = sum(row["ledger"]["rounds"] for row in rows)
+        more = f" +{len(rows) - 1}" if len(rows) > 1 else ""
+        text = f"{event.arm:<7} {rows[0]['id']}{more}: {tokens} tokens, {rounds} rounds"
+        measured = event.measurement
+        if measured is not None and measured.rounds_seconds:
+            text += f", {measured.round_tokens / measured.rounds_seconds:.1f} tokens/s"
+        self.line(f"[{self._done}/{self._total}]", f"{text}, {self._time_left()} left")
 
     def _is_first_table(self, summary: Mapping[str, Any]) -> bool:
         """Whether every arm has been timed for the first time, and more is to come."""
@@ -150,7 +162,7 @@ class Display:
         left = max(spent / self._done * (self._total - self._done), 0)
         return f"{int(left) // 60}:{int(left) % 60:02d}"
 
-    def answers(self, rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> None:
+    def _print_answers(self, rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> None:
         """Shows answers in full, with the exceptions marked."""
         for row in rows:
             ledger, ids = row["ledger"], tuple(row["token_ids"])
@@ -190,7 +202,7 @@ class Display:
         self._console.print()
         if title:
             self._console.print(Text(f"{title}:"))
-        self._console.print(_table(summary))
+        self._console.print(_table(summary, self._console.width))
         self._console.print(Text(_caption(summary)))
 
     def written(self, output: Path, summary_file: Path, summary: Mapping[str, Any]) -> None:
@@ -221,9 +233,9 @@ def _names(requests: Sequence[Any]) -> str:
     return f"{requests[0].prompt.id}{more}"
 
 
-def _table(summary: Mapping[str, Any]) -> Table:
-    """Returns the arms side by side."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+def _table(summary: Mapping[str, Any], width: int) -> Table:
+    """Returns the arms side by side; 80 columns are enough."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, int(width >= 90)))
     arms, ratios = summary["arms"], summary["ratios"]
     first = next(iter(arms), "")
     table.add_column("arm", no_wrap=True)
@@ -273,7 +285,7 @@ def _caption(summary: Mapping[str, Any]) -> str:
     batches = max((r["batches"] for r in summary["ratios"].values()), default=0)
     text = (
         "tokens/round: tokens per target forward, the target's own token included.\n"
-        "exceptions, regret: a request, regret in logits."
+        "exceptions and regret (logits) are those of an answer, on average."
     )
     if batches:
         many = f"{batches} batches" if batches > 1 else "one batch"

@@ -46,14 +46,12 @@ def fresh_ledger() -> dict[str, Any]:
 
 
 def _argmax(row: np.ndarray) -> int:
-    """Returns the first NaN's index if there is one, else the lowest id of the maximum."""
-    values = row.tolist()
-    best = 0
-    for i, z in enumerate(values):
-        if z != z:
-            return i
-        if z > values[best]:
-            best = i
+    """Returns the lowest id of the maximum, where a NaN counts as +inf."""
+    best, top = 0, -np.inf
+    for i, z in enumerate(row):
+        z = np.float32(np.inf) if np.isnan(z) else z
+        if z > top:
+            best, top = i, z
     return best
 
 

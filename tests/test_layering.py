@@ -15,10 +15,6 @@ TREES = (PACKAGE, "experiments", "benchmarks", "tests")
 
 # A part is a module of asd_jax, or a package with everything in it. Each may import itself and the
 # parts named here; `asd_jax/__init__` is no part and may import them all.
-BELOW_LOAD = frozenset(
-    "types sampling cache sharding verifier acceptance models checkpoints tokenizer "
-    "drafters decode".split()
-)
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "scoring": frozenset(),
     "types": frozenset({"scoring"}),
@@ -35,10 +31,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "tokenizer": frozenset({"types"}),
     "drafters": frozenset({"types", "models", "cache", "sampling"}),
     "decode": frozenset({"types", "request", "state", "round"}),
-    "load": BELOW_LOAD,
-    "training": BELOW_LOAD,
-    "evaluation": BELOW_LOAD,
 }
+MAY_IMPORT |= dict.fromkeys(("load", "training", "evaluation"), frozenset(MAY_IMPORT))
 NEVER_IN_PACKAGE = frozenset({"experiments", "benchmarks", "tests", "torch", "transformers"})
 ABSL_TREES = frozenset({"experiments", "benchmarks"})
 NO_NOUN = frozenset({"utils", "common", "helpers", "base"})

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.display import annotated
+
 ARMS = ("greedy", "strict", "asd")
 LINES = [
     b'{"id": "one", "prompt": "abcabcabcabc"}',
@@ -230,3 +232,39 @@ def test_help_lists_every_field_and_ends_with_0(cli):
     assert (done.returncode, done.stderr) == (0, "")
     assert "python -m experiments.decode --config=" in done.stdout
     assert "--config.verifier.budget=8.0" in done.stdout and "Exit status" in done.stdout
+
+
+class Letters:
+    """A tokenizer whose ids are code points."""
+
+    def stream_decoder(self):
+        return self
+
+    def push(self, token):
+        return chr(token)
+
+    def flush(self):
+        return ""
+
+
+def test_an_exception_stands_in_the_text_with_what_the_target_preferred():
+    def marked(text, *exceptions):
+        row = {"token_ids": [ord(c) for c in text], "exceptions": list(exceptions)}
+        return annotated(row, Letters())
+
+    def exception(position, draft, target, reused=0):
+        entry = dict(position=position, draft=draft, target=target, regret=0.4249)
+        return entry | dict(reused=reused)
+
+    text = marked("abcdef", exception(1, "b", "x", reused=2), exception(5, "f", "\n"))
+    assert text.plain == "a[b≠x 0.42]cd" + "e[f≠⏎ 0.42]"
+    styles = [(text.plain[span.start : span.end], span.style) for span in text.spans]
+    assert styles == [("[b≠x 0.42]", "bold red"), ("c", "green"), ("d", "green"),
+                      ("[f≠⏎ 0.42]", "bold red")]  # fmt: skip
+    # A space that both begin with stays in the text; one that tells them apart is shown.
+    assert marked("a b", exception(1, " cat", " dog")).plain == "a [cat≠dog 0.42]b"
+    assert marked("a b", exception(1, " ", "")).plain == "a [␣≠∅ 0.42]b"
+    assert marked("a b", exception(1, " cat", "cat")).plain == "a [␣cat≠cat 0.42]b"
+    turns = [{"token_ids": [97, 98]}, {"token_ids": [99]}]
+    row = {"turns": turns, "exceptions": [exception(2, "c", "z")]}
+    assert annotated(row, Letters()).plain == "ab\n--\n[c≠z 0.42]"
