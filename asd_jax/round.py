@@ -13,16 +13,13 @@ import jax.numpy as jnp
 
 from asd_jax import sampling
 from asd_jax.request import Requests
-from asd_jax.sampling import SamplingParams
-from asd_jax.scoring import TokenScores, score_drafts
+from asd_jax.scoring import score_drafts
 from asd_jax.state import DecodeConfig, DecodeResult, DecodeState, count_round, record_round
 from asd_jax.types import (
     AcceptanceRule,
     Block,
-    Controls,
     Drafter,
     FinishReason,
-    Ledger,
     Proposal,
     PyTree,
     Target,
@@ -151,59 +148,40 @@ def _verify(
     params = requests.sampling
     position = state.cache.length + 1  # of the token that row 0 of the logits predicts
 
-    def row(
-        tokens: jax.Array,
-        length: jax.Array,
-        draft_logits: jax.Array | None,
-        scores: TokenScores,
-        clean: jax.Array,
-        noisy: jax.Array,
-        position: jax.Array,
-        params: SamplingParams,
-        ledger: Ledger,
-        controls: Controls,
-    ) -> Verdict:
-        block = Block(
-            draft_tokens=tokens,
-            draft_length=length,
-            value_length=length,
-            draft_logits=draft_logits,
-            scores=scores,
-            logits=clean,
-            noisy_logits=noisy,
-            key=sampling.rule_key(params.key, position),
-        )
-        return rule.verify(block, ledger, controls, protected)
-
-    def rows(scores: TokenScores, clean: jax.Array, noisy: jax.Array) -> Verdict:
-        return jax.vmap(row)(
-            tokens,
-            length,
-            draft_logits,
-            scores,
-            clean,
-            noisy,
-            position,
-            params,
-            state.result.ledger,
-            requests.controls,
-        )
-
     # The branches close over the logits as they lie in memory and turn them only where needed.
+    # Most rules live on the scores, so the logits stay inside.
     native = jnp.moveaxis(logits, -1, 0) if vocab_major else logits
 
     def batch_major() -> jax.Array:
         return jnp.moveaxis(native, 0, -1) if vocab_major else native
 
-    def greedy() -> Verdict:
+    def greedy() -> tuple:
         scores = score_drafts(native, tokens, vocab_major=vocab_major)
-        return rows(scores, batch_major(), batch_major())
+        if not rule.needs_logits:
+            return scores, None, None
+        clean = batch_major().astype(jnp.float32)
+        return scores, clean, clean
 
-    def sampled() -> Verdict:
+    def sampled() -> tuple:
         clean, noisy = jax.vmap(sampling.perturb)(batch_major(), params, position)
-        return rows(score_drafts(noisy, tokens), clean, noisy)
+        scores = score_drafts(noisy, tokens)
+        return (scores, clean, noisy) if rule.needs_logits else (scores, None, None)
 
-    return jax.lax.cond(jnp.any(params.temperature > 0), sampled, greedy)
+    is_any_sampled = jnp.any(params.temperature > 0)
+    scores, clean, noisy = jax.lax.cond(is_any_sampled, sampled, greedy)
+    blocks = Block(
+        draft_tokens=tokens,
+        draft_length=length,
+        value_length=length,
+        draft_logits=draft_logits,
+        scores=scores,
+        logits=clean,
+        noisy_logits=noisy,
+        key=jax.vmap(sampling.rule_key)(params.key, position),
+    )
+    return jax.vmap(rule.verify, in_axes=(0, 0, 0, None))(
+        blocks, state.result.ledger, requests.controls, protected
+    )
 
 
 def commit_tokens(

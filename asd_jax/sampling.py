@@ -114,20 +114,45 @@ def transform(logits: jax.Array, params: SamplingParams) -> jax.Array:
     logits = logits.astype(jnp.float32)
     is_greedy = params.temperature <= 0
     scaled = logits / jnp.where(is_greedy, jnp.float32(1), params.temperature)
+    order = _order_keys(scaled)
     vocab_size = logits.shape[-1]
-    descending = -jnp.sort(-scaled, axis=-1)
     # Ties with the last kept token stay (HF transformers keeps them for top-k, not for top-p).
     k = jnp.where(params.top_k <= 0, vocab_size, jnp.minimum(params.top_k, vocab_size))
-    kth = jax.lax.dynamic_index_in_dim(descending, k - 1, axis=-1, keepdims=True)
-    kept = jnp.where(descending >= kth, descending, -jnp.inf)
-    probs = jax.nn.softmax(kept, axis=-1)
-    mass_before = jnp.cumsum(probs, axis=-1) - probs
-    in_nucleus = (mass_before < params.top_p) | (params.top_p >= 1)
-    # The first token is always kept: its mass_before is 0 < top_p.
-    nucleus_floor = jnp.min(jnp.where(in_nucleus, kept, jnp.inf), axis=-1, keepdims=True)
-    is_kept = (scaled >= jnp.maximum(kth, nucleus_floor)) | jnp.isnan(scaled)  # NaN must show
-    masked = jnp.where(is_kept, scaled, -jnp.inf)
+    floor = _largest_floor(order, jnp.ones_like(scaled), k.astype(jnp.float32))
+    kept = jnp.where(order >= floor, scaled, -jnp.inf)
+    # At top_p = 1 rounding must not cut the tail: no floor reaches a mass of 2, so all stay.
+    mass = jnp.where(params.top_p >= 1, jnp.float32(2), params.top_p)
+    floor = jnp.maximum(floor, _largest_floor(order, jax.nn.softmax(kept, axis=-1), mass))
+    masked = jnp.where((order >= floor) | jnp.isnan(scaled), scaled, -jnp.inf)  # NaN must show
     return jnp.where(is_greedy, logits, masked)
+
+
+def _order_keys(values: jax.Array) -> jax.Array:
+    """Maps float32 to uint32 in the same order, so that a threshold can be built bit by bit."""
+    values = jnp.where(values == 0, jnp.float32(0), values)  # -0.0 and 0.0 are equal
+    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+    is_negative = bits >= jnp.uint32(1 << 31)
+    return jnp.where(is_negative, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _largest_floor(order: jax.Array, weights: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Returns the largest key above which the weights still add up to `wanted`, uint32 [T, 1].
+
+    A radix select: 32 passes of compare and sum, where sorting the vocabulary would take longer
+    and compile into far more code. 0, below every key, if the weights do not suffice.
+
+    Args:
+      order: Keys, uint32 [T, V].
+      weights: Nonnegative, float32 [T, V].
+      wanted: float32 [].
+    """
+
+    def step(index: jax.Array, floor: jax.Array) -> jax.Array:
+        raised = floor | (jnp.uint32(1 << 31) >> index.astype(jnp.uint32))
+        total = jnp.sum(jnp.where(order >= raised, weights, 0.0), axis=-1, keepdims=True)
+        return jnp.where(total >= wanted, raised, floor)
+
+    return jax.lax.fori_loop(0, 32, step, jnp.zeros((*order.shape[:-1], 1), jnp.uint32))
 
 
 def gumbel_noise(key: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:
@@ -167,4 +192,6 @@ def perturb(
     clean = transform(logits, params)
     positions = position + jnp.arange(logits.shape[0], dtype=jnp.int32)
     noise = jax.vmap(gumbel_noise, in_axes=(None, 0, None))(params.key, positions, logits.shape[-1])
-    return clean, jnp.where(params.temperature > 0, clean + noise, clean)
+    noisy = jnp.where(params.temperature > 0, clean + noise, clean)
+    # Written out once: fused into every reader, the noise would be drawn again in each.
+    return jax.lax.optimization_barrier((clean, noisy))

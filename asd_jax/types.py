@@ -242,9 +242,11 @@ class Block(struct.PyTreeNode):
       value_length: The n in the suffix value q_i = n - i, int32 [].
       draft_logits: float32 [G, V] or None.
       scores: Argmax, maximum and draft logit of `noisy_logits`: all that most rules need.
-      logits: Target logits after temperature, top-k and top-p, [G+1, V].
+      logits: Target logits after temperature, top-k and top-p, float32 [G+1, V]; None unless the
+        rule `needs_logits`.
       noisy_logits: `logits` plus the request's position-keyed Gumbel noise; the very same values
-        where the temperature is 0. Their argmax is what plain sampling would emit. [G+1, V]
+        where the temperature is 0. Their argmax is what plain sampling would emit. float32
+        [G+1, V], or None as above.
       key: PRNG key of this request and round, for rules that draw; not consumed elsewhere.
     """
 
@@ -253,8 +255,8 @@ class Block(struct.PyTreeNode):
     value_length: jax.Array
     draft_logits: jax.Array | None
     scores: TokenScores
-    logits: jax.Array
-    noisy_logits: jax.Array
+    logits: jax.Array | None
+    noisy_logits: jax.Array | None
     key: jax.Array
 
 
@@ -265,11 +267,14 @@ class AcceptanceRule(NamedTuple):
       name: The rule's name in configs and results.
       verify: `(block, ledger, controls, protected_ids) -> Verdict`.
       settle: `(ledger, verdict, num_committed, *, draft_length, position) -> Ledger`.
+      needs_logits: Whether `verify` reads whole rows of logits. They cost memory traffic, so a rule
+        that can live on `Block.scores` should.
     """
 
     name: str
     verify: Callable[..., Verdict]
     settle: Callable[..., Ledger]
+    needs_logits: bool = False
 
 
 class TargetOutput(struct.PyTreeNode):

@@ -191,6 +191,30 @@ def test_sampling_with_a_seed_draws_from_perturbed_logits():
     assert text != greedy_text()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_rule_that_reads_whole_logits_fits_the_loop(temperature):
+    """A rule of a user's own: the strict one again, but from the rows of logits."""
+
+    def verify(block, ledger, controls, protected_ids):
+        assert block.logits.shape == block.noisy_logits.shape == (G + 1, tiny.VOCAB)
+        again = asd_jax.verify(
+            block.draft_tokens,
+            block.noisy_logits,
+            ledger,
+            Controls.strict(),
+            draft_length=block.draft_length,
+        )
+        # Rows at temperature 0 have the logits themselves, the others are noisy.
+        is_noisy = jnp.any(block.noisy_logits != block.logits)
+        return again.replace(stop_reason=is_noisy.astype(jnp.int32))
+
+    rule = asd_jax.AcceptanceRule("mine", verify, asd_jax.settle, needs_logits=True)
+    result = run(scripted(2)[0], CONFIG, rule=rule, temperature=temperature)
+    assert np.asarray(result.tokens).tolist() == greedy_text(temperature)
+    reasons = np.asarray(result.trace.stop_reason)[np.asarray(result.trace.start) >= 0]
+    assert set(reasons.tolist()) == {int(temperature > 0)}
+
+
 def test_a_row_alone_equals_the_row_in_a_batch():
     drafter, script = scripted(4)
     controls = Controls([8.0, 0.0, 2.0, 1.0], [0.5, 1.0, 0.25, 2.0], [2, 1, 3, 1])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import asd_jax
-from asd_jax.decode import DecodeConfig, DecodeResult, make_requests
+from asd_jax.decode import DecodeConfig, DecodeResult, make_requests, prefill, run_rounds
 from asd_jax.sampling import sampling_params
 from asd_jax.types import Controls
 
@@ -38,7 +38,8 @@ def prompts() -> list[list[int]]:
     return [encode([{"role": "user", "content": question}]) for question in QUESTIONS]
 
 
-def run(rows, num_draft, *, controls=None, rule=None, temperature=0.0, record=0) -> DecodeResult:
+def job(rows, num_draft, *, controls=None, temperature=0.0):
+    """Returns the arguments of `decode` for some of the prompts."""
     requests = make_requests(
         [prompts()[row] for row in rows],
         controls=controls,
@@ -49,8 +50,12 @@ def run(rows, num_draft, *, controls=None, rule=None, temperature=0.0, record=0)
         ),
     )
     drafter = asd_jax.ngram(num_draft) if num_draft else asd_jax.no_drafter()
-    config = DecodeConfig(num_draft, NUM_TOKENS, 128, record_rounds=record)
-    return asd_jax.decode(loaded().target, drafter, rule or asd_jax.asd(), requests, config)
+    config = DecodeConfig(num_draft, NUM_TOKENS, 128, record_rounds=NUM_TOKENS)
+    return loaded().target, drafter, asd_jax.asd(), requests, config
+
+
+def run(*args, **kwargs) -> DecodeResult:
+    return asd_jax.decode(*job(*args, **kwargs))
 
 
 def text_of(result: DecodeResult, row: int) -> list[int]:
@@ -107,10 +112,28 @@ def test_a_batch_row_equals_the_row_alone():
         assert_equal_up_to_near_ties(text_of(batch, row), alone(row, 7), prompts()[row])
 
 
+def test_chunked_streaming_equals_the_whole_run():
+    *_, last = asd_jax.stream(*job([0], 7, controls=Controls.strict()), rounds_per_chunk=3)
+    assert tuple(text_of(last, 0)) == alone(0, 7)
+
+
+def test_next_logits_after_every_rollback_equal_a_fresh_prefill():
+    target, drafter, rule, requests, config = job([0], 7, controls=Controls(8.0, 1.0, 3))
+    state = prefill(target, drafter, requests, config)
+    step = jax.jit(lambda params, *args: target.forward(params, *args).logits)
+    for _ in range(8):
+        state = run_rounds(target, drafter, rule, requests, config, state, jnp.int32(1))
+        got = np.asarray(step(target.params, state.anchor[:, None], state.cache))[0, 0]
+        expected = logits_of(prompts()[0] + text_of(state.result, 0))[-1]
+        # Logits are about 20 in size, so this is a few units in the last place of float32.
+        np.testing.assert_allclose(got, expected, atol=1e-4, rtol=1e-5)
+    assert state.result.ledger.exceptions[0] > 0  # also behind accepted exceptions
+
+
 def test_ledger_equals_a_teacher_forced_replay():
-    result = run([0], 7, controls=Controls(8.0, 1.0, 3), record=NUM_TOKENS)
+    result = run([1], 7, controls=Controls(60.0, 2.0, 7))
     text = text_of(result, 0)
-    logits = logits_of(prompts()[0] + text)[len(prompts()[0]) - 1 : -1]
+    logits = logits_of(prompts()[1] + text)[len(prompts()[1]) - 1 : -1]
     top = logits.argmax(axis=1)
     regret = logits.max(axis=1) - logits[np.arange(len(text)), text]
     trace = result.trace

@@ -46,9 +46,12 @@ def make_arms(
     Raises:
       ValueError: An unknown or repeated name, or none.
     """
+    # With budget 0 the ASD rule is strict bit for bit, so both arms can share one program: half the
+    # compilation, and a baseline that differs in nothing but the controls.
+    strict_rule = rule if rule.name == "asd" else strict()
     arms = {
         rule.name: Arm(rule.name, drafter, rule, num_draft_tokens, True),
-        STRICT: Arm(STRICT, drafter, strict(), num_draft_tokens, False),
+        STRICT: Arm(STRICT, drafter, strict_rule, num_draft_tokens, False),
         GREEDY: Arm(GREEDY, no_drafter(), strict(), 0, False),
     }
     if not names or len(set(names)) != len(names) or not set(names) <= set(arms):
