@@ -132,7 +132,7 @@ def test_the_walk_reaches_the_modules():
 
 def path_of(part: str) -> Path:
     """Returns a file for a synthetic module of a part."""
-    packages = ("models", "checkpoints", "drafters", "training", "evaluation")
+    packages = ("models", "checkpoints", "tokenizer", "drafters", "training", "evaluation")
     return Path(PACKAGE, part, "new.py") if part in packages else Path(PACKAGE, f"{part}.py")
 
 

@@ -1,11 +1,7 @@
 """Opens GGUF files: metadata becomes a Hugging Face config, tensors get Hugging Face names.
 
-The header is parsed here and not by `gguf.GGUFReader`: that one takes seconds for a vocabulary of
-fifty thousand tokens, reads past the end of a truncated file without noticing, and loops for ever
-on a corrupt array length. Block layouts and the dequantisation arithmetic do come from the `gguf`
-package, the reference implementation of both.
-
-Format: ggml-org/ggml docs/gguf.md, versions 2 and 3, little endian.
+Block layouts and the dequantisation arithmetic come from the `gguf` package, the reference
+implementation of both. The header is read by `gguf_header`.
 """
 
 from __future__ import annotations
@@ -14,12 +10,12 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
-import ml_dtypes
 import numpy as np
 
+from asd_jax.checkpoints.gguf_header import PLAIN_TYPES, TensorInfo, read_header
 from asd_jax.checkpoints.source import (
     CheckpointError,
     CheckpointSource,
@@ -35,21 +31,6 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 
-_PLAIN = {
-    gguf.GGMLQuantizationType.F32: np.dtype(np.float32),
-    gguf.GGMLQuantizationType.F16: np.dtype(np.float16),
-    gguf.GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
-}
-_QUANTISED = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K".split()
-_TYPES = {
-    int(member): member
-    for member in gguf.GGMLQuantizationType
-    if member in _PLAIN or member.name in _QUANTISED
-}
-_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
-            10: "<u8", 11: "<i8", 12: "<f8"}  # fmt: skip
-_STRING, _ARRAY = 8, 9
-_MAX_DIMS = 4
 _ROPE_FREQS = "rope_freqs.weight"
 _YARN_FIELDS = {
     "attn_factor": "attention_factor",
@@ -77,13 +58,6 @@ _TENSOR_NAMES = {
 }
 
 
-class _TensorInfo(NamedTuple):
-    shape: tuple[int, ...]  # numpy order: GGUF stores the fastest axis first
-    type: Any  # gguf.GGMLQuantizationType
-    start: int  # absolute byte
-    row_bytes: int  # bytes of the last axis
-
-
 def open_gguf(path: str | Path) -> CheckpointSource:
     """Opens a GGUF file without reading its tensors.
 
@@ -102,13 +76,9 @@ def open_gguf(path: str | Path) -> CheckpointSource:
         architecture, a quantisation or a RoPE variant is not supported.
     """
     path = Path(path)
-    require_file(path, "GGUF file")
+    data = _mapped(path)
     try:
-        data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    try:
-        metadata, infos, header_bytes = _read_header(_Cursor(path, data))
+        metadata, infos, header_bytes = read_header(path, data)
         config = _config(_Metadata(path, metadata), infos)
         config["rope_scaling"] = _rope_scaling(_Metadata(path, metadata), infos, data, config)
         sources = [
@@ -129,119 +99,12 @@ def open_gguf(path: str | Path) -> CheckpointSource:
     )
 
 
-class _Cursor:
-    """Reads little-endian values one after the other and never past the end of the file."""
-
-    def __init__(self, path: Path, data: np.ndarray):
-        self.path, self.at = path, 0
-        self._data = data.data
-
-    def take(self, count: int) -> memoryview:
-        if count > len(self._data) - self.at:
-            raise CheckpointError(
-                f"{self.path}: truncated or corrupt GGUF header: {count} bytes expected at byte "
-                f"{self.at} of {len(self._data)}"
-            )
-        self.at += count
-        return self._data[self.at - count : self.at]
-
-    def u32(self) -> int:
-        return int.from_bytes(self.take(4), "little")
-
-    def u64(self) -> int:
-        return int.from_bytes(self.take(8), "little")
-
-    def string(self) -> str:
-        return str(self.take(self.u64()), "utf-8")
-
-    def value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self.string()
-        if kind in _SCALARS:
-            raw = self.take(np.dtype(_SCALARS[kind]).itemsize)
-            return np.frombuffer(raw, _SCALARS[kind])[0].item()
-        if kind != _ARRAY:
-            raise CheckpointError(
-                f"{self.path}: corrupt GGUF header: value type {kind} at {self.at}"
-            )
-        kind, count = self.u32(), self.u64()
-        if kind in _SCALARS:
-            raw = self.take(count * np.dtype(_SCALARS[kind]).itemsize)
-            return np.frombuffer(raw, _SCALARS[kind]).tolist()
-        if kind != _STRING:
-            raise CheckpointError(f"{self.path}: corrupt GGUF header: array of type {kind}")
-        return [self.string() for _ in range(count)]
-
-
-def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, _TensorInfo], int]:
-    path = cursor.path
-    magic = bytes(cursor.take(4))
-    if magic != b"GGUF":
-        raise CheckpointError(f"{path}: not a GGUF file: it begins with {magic!r}, not b'GGUF'")
-    version = cursor.u32()
-    if version not in (2, 3):
-        hint = " (a big-endian file?)" if version and version % 65536 == 0 else ""
-        raise CheckpointError(f"{path}: GGUF version {version}{hint}, supported are 2 and 3")
-    tensor_count, metadata_count = cursor.u64(), cursor.u64()
-    metadata: dict[str, Any] = {}
-    for _ in range(metadata_count):
-        key = cursor.string()
-        if key in metadata:
-            raise CheckpointError(
-                f"{path}: corrupt GGUF header: metadata key {key!r} appears twice"
-            )
-        metadata[key] = cursor.value(cursor.u32())
-    declared = []
-    for _ in range(tensor_count):
-        name, num_dims = cursor.string(), cursor.u32()
-        if num_dims > _MAX_DIMS:
-            raise CheckpointError(
-                f"{path}: corrupt GGUF header: tensor {name!r} of {num_dims} axes"
-            )
-        dims = [cursor.u64() for _ in range(num_dims)]
-        declared.append((name, tuple(reversed(dims)), cursor.u32(), cursor.u64()))
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment <= 0:
-        raise CheckpointError(f"{path}: corrupt GGUF header: general.alignment is {alignment!r}")
-    start = cursor.at + -cursor.at % alignment
-    infos: dict[str, _TensorInfo] = {}
-    for name, shape, kind, offset in declared:
-        if name in infos:
-            raise CheckpointError(f"{path}: corrupt GGUF header: tensor {name!r} appears twice")
-        infos[name] = _tensor_info(path, name, shape, kind, start + offset)
-    _check_extent(path, infos)
-    return metadata, infos, cursor.at
-
-
-def _tensor_info(
-    path: Path, name: str, shape: tuple[int, ...], kind: int, start: int
-) -> _TensorInfo:
-    member = _TYPES.get(kind)
-    if member is None:
-        names = {int(known): known.name for known in gguf.GGMLQuantizationType}
-        raise CheckpointError(
-            f"{path}: tensor {name!r} has type {names.get(kind, kind)}, which is not supported; "
-            f"allowed: {', '.join(known.name for known in _TYPES.values())}"
-        )
-    block, block_bytes = gguf.GGML_QUANT_SIZES[member]
-    columns = shape[-1] if shape else 1
-    if 0 in shape or columns % block:
-        raise CheckpointError(
-            f"{path}: tensor {name!r} of shape {shape} cannot be of type {member.name}: rows are "
-            f"made of blocks of {block} elements"
-        )
-    return _TensorInfo(shape, member, start, columns // block * block_bytes)
-
-
-def _check_extent(path: Path, infos: Mapping[str, _TensorInfo]) -> None:
-    size = path.stat().st_size
-    ends = {k: t.start + math.prod(t.shape[:-1]) * t.row_bytes for k, t in infos.items()}
-    cut = [name for name, end in ends.items() if end > size]
-    if cut:
-        raise CheckpointError(
-            f"{path}: truncated: the header describes {max(ends.values())} bytes, the file has "
-            f"{size}; not complete: {some(cut)}"
-        )
+def _mapped(path: Path) -> np.ndarray:
+    require_file(path, "GGUF file")
+    try:
+        return np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def _hf_name(name: str) -> str:
@@ -253,13 +116,13 @@ def _hf_name(name: str) -> str:
 
 
 def _tensor_source(
-    path: Path, name: str, info: _TensorInfo, data: np.ndarray, config: Mapping[str, Any]
+    path: Path, name: str, info: TensorInfo, data: np.ndarray, config: Mapping[str, Any]
 ) -> TensorSource:
     rows = info.shape[:-1]
     size = math.prod(rows) * info.row_bytes
     raw = data[info.start : info.start + size].reshape(*rows, info.row_bytes)
     order = _row_order(path, name, info, config)
-    dtype = _PLAIN.get(info.type, np.dtype(np.float32))
+    dtype = PLAIN_TYPES.get(info.type, np.dtype(np.float32))
 
     def fetch(index: tuple[slice, ...]) -> np.ndarray:
         if not info.shape:
@@ -268,7 +131,7 @@ def _tensor_source(
             picked = raw[order[index[0]]]
         else:
             picked = raw[index[:-1]]
-        values = picked.view(dtype) if info.type in _PLAIN else _dequantise(picked, info.type)
+        values = picked.view(dtype) if info.type in PLAIN_TYPES else _dequantise(picked, info.type)
         if order is not None and not rows:
             values = values[order]  # a bias: its only axis is the permuted one
         return values[..., index[-1]]
@@ -277,7 +140,7 @@ def _tensor_source(
 
 
 def _row_order(
-    path: Path, name: str, info: _TensorInfo, config: Mapping[str, Any]
+    path: Path, name: str, info: TensorInfo, config: Mapping[str, Any]
 ) -> np.ndarray | None:
     """Returns for each Hugging Face row of a llama q or k projection its row in the file.
 
@@ -331,7 +194,7 @@ class _Metadata:
         return value
 
 
-def _config(metadata: _Metadata, infos: Mapping[str, _TensorInfo]) -> dict[str, Any]:
+def _config(metadata: _Metadata, infos: Mapping[str, TensorInfo]) -> dict[str, Any]:
     _require_supported(metadata, infos)
     arch, heads = metadata.arch, metadata.size("attention.head_count")
     hidden = metadata.size("embedding_length")
@@ -368,7 +231,7 @@ def _config(metadata: _Metadata, infos: Mapping[str, _TensorInfo]) -> dict[str, 
     return config
 
 
-def _require_supported(metadata: _Metadata, infos: Mapping[str, _TensorInfo]) -> None:
+def _require_supported(metadata: _Metadata, infos: Mapping[str, TensorInfo]) -> None:
     path, values, arch = metadata.path, metadata.values, metadata.arch
     if arch not in ARCHITECTURES:
         raise CheckpointError(
@@ -395,7 +258,7 @@ def _require_supported(metadata: _Metadata, infos: Mapping[str, _TensorInfo]) ->
 
 def _rope_scaling(
     metadata: _Metadata,
-    infos: Mapping[str, _TensorInfo],
+    infos: Mapping[str, TensorInfo],
     data: np.ndarray,
     config: Mapping[str, Any],
 ) -> dict[str, Any] | None:
