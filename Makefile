@@ -9,10 +9,15 @@ PYTHON ?= python3
 CONFIG ?= experiments/configs/smollm2_ngram.py
 BENCH ?= verifier
 ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(RUN) -m pip install -q
+
+# Most of a test's time is compilation, which keeps one core busy. Stealing leaves most of a module,
+# and so its fixtures, with one worker.
+SPREAD := -n $(WORKERS) --dist worksteal
 
 # A PYTHON given by the user is the only one tried.
 ifeq ($(origin PYTHON),file)
@@ -32,8 +37,8 @@ bench: $(VENV)/.parity  ## run a benchmark (BENCH=, ARGS=)
 
 ##@ Check
 .PHONY: test
-test: $(VENV)/.test  ## run the default tests (ARGS=)
-	@$(RUN) -m pytest $(ARGS)
+test: $(VENV)/.test  ## run the default tests (ARGS=, WORKERS=)
+	@$(RUN) -m pytest $(SPREAD) $(ARGS)
 
 .PHONY: slow
 slow: $(VENV)/.test  ## run the tests marked slow
@@ -44,8 +49,8 @@ parity: $(VENV)/.parity  ## run the tests that compare with torch and transforme
 	@$(RUN) -m pytest -m parity $(ARGS)
 
 .PHONY: test-all
-test-all: $(VENV)/.parity  ## run every test
-	@$(RUN) -m pytest -m "" $(ARGS)
+test-all: $(VENV)/.parity  ## run every test (ARGS=, WORKERS=)
+	@$(RUN) -m pytest -m "" $(SPREAD) $(ARGS)
 
 .PHONY: format-check
 format-check: $(VENV)/.dev  ## fail where ruff would format differently

@@ -61,7 +61,7 @@ def sampling_params(
     Raises:
       ValueError: A value is out of range, naming the field and the value.
     """
-    low, high = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+    low, high = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
     seeds = _column("seed", seed, batch, np.int64, 0, 2**63 - 1)
     temperatures = _column("temperature", temperature, batch, np.float32, 0, high)
     return SamplingParams(

@@ -8,11 +8,14 @@ first, then the argmax inside the winning chunk. A plain argmax would be a secon
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-_CHUNK_SIZES = (256, 128, 64, 32)
+_CHUNK = 128  # vocabulary entries a chunk where the vocabulary is the last axis
+_FOLD = 16  # and where it is the first
 
 
 class TokenScores(struct.PyTreeNode):
@@ -60,24 +63,26 @@ def score_drafts(
 
 def _argmax(logits: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     """Returns the lowest argmax along `axis` and the maximum, where a NaN counts as +inf."""
+    axis = axis % logits.ndim
     vocab_size = logits.shape[axis]
-    chunk = next((size for size in _CHUNK_SIZES if vocab_size % size == 0), None)
-    if chunk is None or vocab_size <= chunk:
+    chunk = _FOLD if axis == 0 else _CHUNK
+    if vocab_size % chunk or vocab_size <= _CHUNK:
         return _first_top(logits, _max(logits, axis, keepdims=True), axis)
+    shape = logits.shape
+    split = logits.reshape(*shape[:axis], vocab_size // chunk, chunk, *shape[axis + 1 :])
     if axis == 0:
-        split = logits.reshape(vocab_size // chunk, chunk, *logits.shape[1:])
-        maxima = _max(split, 1)
+        # An elementwise fold vectorises along the columns and hands on NaN; a reduction of the
+        # leading axis would do only one of the two.
+        maxima = functools.reduce(jnp.maximum, [split[:, i] for i in range(chunk)])
     else:
-        split = logits.reshape(*logits.shape[:-1], vocab_size // chunk, chunk)
-        maxima = _max(split, -1)
-    top = _max(maxima, axis, keepdims=True)
-    winner, _ = _first_top(maxima, top, axis)
+        maxima = _max(split, axis + 1)
+    winner, top = _argmax(jax.lax.optimization_barrier(maxima), axis)
     start = jnp.expand_dims(winner * chunk, axis)
-    shape = [1] * logits.ndim
-    shape[axis] = chunk
-    offsets = jnp.arange(chunk, dtype=jnp.int32).reshape(shape)
+    offsets = jnp.arange(chunk, dtype=jnp.int32).reshape(
+        [chunk if i == axis else 1 for i in range(logits.ndim)]
+    )
     inside = jnp.take_along_axis(logits, start + offsets, axis=axis)
-    offset, top = _first_top(inside, top, axis)
+    offset, _ = _first_top(inside, jnp.expand_dims(top, axis), axis)
     return winner * chunk + offset, top
 
 

@@ -4,7 +4,8 @@
 
 For each batch size, in one interleaved run on the embedded SmolLM2 in float32 with G = 7:
 `forward` is the target on G + 1 tokens a request, `verify_settle` is `verify_batch` and `settle`
-on logits of the same shape, `both` is the two in one program, as in the decode loop.
+on logits of the same shape and layout. `both` is the two in one program, as in the decode loop:
+for information only, since a forward varies by more than the verifier costs.
 """
 
 from __future__ import annotations
@@ -85,11 +86,6 @@ def measure(target: asd_jax.Target, batch: int, repeats: int) -> dict:
                 f"batch {batch}: verify + settle / one target forward",
                 timing.ratio(seconds, "verify_settle", "forward"),
                 at_most=0.01,
-            ),
-            timing.figure(
-                f"batch {batch}: forward with verifier / forward returning logits",
-                timing.ratio(seconds, "both", "forward"),
-                at_most=1.01,
             ),
         ],
     }

@@ -300,11 +300,13 @@ def test_a_later_turn_that_does_not_fit_fails_and_the_others_go_on():
 def test_a_failing_device_fails_its_batch_and_the_others_go_on(monkeypatch):
     real, calls = interleaved.run_rounds, collections.Counter()
 
-    def fails_once(target, drafter, rule, *arguments):
-        calls[rule.name] += 1
-        if rule.name == "asd" and calls["asd"] == 2:
+    def fails_once(target, drafter, rule, requests, *arguments):
+        # Both arms run the same rule; only asd has a budget. Its first call is the warm-up.
+        calls["asd"] += bool(np.any(requests.controls.budget > 0))
+        if calls["asd"] == 2:
+            calls["asd"] += 1
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nlong story")
-        return real(target, drafter, rule, *arguments)
+        return real(target, drafter, rule, requests, *arguments)
 
     monkeypatch.setattr(interleaved, "run_rounds", fails_once)
     events, rows, _ = decode_all(RECORDS, arms=ARMS[1:])

@@ -105,7 +105,7 @@ def test_rope_rotates_pairs_by_position_times_frequency():
     x = jnp.concatenate([x, x], axis=2)
     got = np.asarray(apply_rope(x, cos, sin))[0, :, 1]
     for j, frequency in enumerate([1.0, 0.1]):
-        z = (x[0, j, 0] + 1j * x[0, j + 2, 0]) * np.exp(1j * 3 * frequency)
+        z = complex(x[0, j, 0], x[0, j + 2, 0]) * np.exp(1j * 3 * frequency)
         np.testing.assert_allclose([got[j], got[j + 2]], [z.real, z.imag], rtol=1e-5)
     np.testing.assert_array_equal(apply_rope(x, cos, sin)[0, :, 0], x[0, :, 0])
 
