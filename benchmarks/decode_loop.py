@@ -222,7 +222,8 @@ def measure_hf(loaded: asd_jax.LoadedTarget, num_tokens: int, repeats: int) -> d
     prompt = encode_question(loaded)
     ids = torch.tensor([prompt])
     requests = make_requests([prompt], max_new_tokens=num_tokens)
-    config = DecodeConfig(0, num_tokens, MAX_LEN)
+    # Attention reads the whole capacity, so a user gives a request what it needs and no more.
+    config = DecodeConfig(0, num_tokens, asd_jax.bucket_length(len(prompt) + num_tokens))
     texts: dict[str, list[int]] = {}
 
     def ours() -> jax.Array:

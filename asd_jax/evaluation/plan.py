@@ -16,7 +16,7 @@ from asd_jax.types import Controls
 
 # Compiling costs more than padding: few, generous sizes.
 _SMALLEST_PROMPT = 128
-_SMALLEST_ROOM = 512
+_SMALLEST_ROOM = 256
 _MAX_SEED = 2**63 - 1
 
 

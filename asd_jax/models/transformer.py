@@ -104,7 +104,7 @@ class Transformer(nnx.Module):
     """A dense decoder. Holds weights only: the cache goes in and comes out."""
 
     def __init__(
-        self, config: TransformerConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs
+        self, config: TransformerConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
     ) -> None:
         self.config = config
         table = (config.vocab_size, config.hidden_size)
