@@ -134,42 +134,17 @@ def decide(
     position = jnp.arange(num_draft, dtype=jnp.int32)
     exception = draft_tokens != target_tokens[:num_draft]
     raw_regret = top_logits[:num_draft] - scores.draft_logits
-    valid = jnp.isfinite(raw_regret)  # false for ids outside the vocabulary: their logit is -inf
-    # An invalid exception ends the prefix, so its price is never paid; 0 keeps NaN out of the sums.
-    price = jnp.where(exception & valid, raw_regret, jnp.float32(0))
-    spent_before, spent_after = _running_sum(ledger.spent, price)
-    count = _running_count(exception)
-
     value = _suffix_value(value_scheme, exception, position, draft_length, value_length)
-    is_strict = (controls.budget <= 0) | (controls.gate <= 0) | (controls.block_cap <= 0)
-    within_gate = raw_regret <= controls.gate * value.astype(jnp.float32)
-    within_cap = count <= controls.block_cap
-    within_budget = (spent_before < controls.budget) & (spent_after <= controls.budget)
-    unprotected = ~(
-        _is_member(draft_tokens, protected_ids) | _is_member(target_tokens[:-1], protected_ids)
+    is_protected = _is_member(draft_tokens, protected_ids) | _is_member(
+        target_tokens[:num_draft], protected_ids
     )
+    refusal, price = _refusals(exception, raw_regret, value, is_protected, ledger, controls)
 
-    allowed = valid & ~is_strict & unprotected & within_gate & within_cap & within_budget
     proposed = position < draft_length
-    num_accepted = _prefix_length((~exception | allowed) & proposed)
-    num_strict = _prefix_length(~exception & proposed)
-
+    num_accepted = _prefix_length((~exception | (refusal == StopReason.NONE)) & proposed)
     accepted_exception = exception & (position < num_accepted)
-    # Priority where several tests fail: the reasons that no control can lift come first.
-    reason = jnp.select(
-        [~valid, jnp.broadcast_to(is_strict, valid.shape), ~unprotected, ~within_gate, ~within_cap],
-        [
-            jnp.int32(StopReason.INVALID),
-            jnp.int32(StopReason.STRICT),
-            jnp.int32(StopReason.PROTECTED),
-            jnp.int32(StopReason.GATE),
-            jnp.int32(StopReason.CAP),
-        ],
-        jnp.int32(StopReason.BUDGET),
-    )
-    reason = jnp.where(proposed, reason, jnp.int32(StopReason.END_OF_DRAFT))
+    reason = jnp.where(proposed, refusal, jnp.int32(StopReason.END_OF_DRAFT))
     reason = jnp.append(reason, jnp.int32(StopReason.NONE))
-
     num_finite = _prefix_length(jnp.isfinite(top_logits))
     return Verdict(
         num_accepted=num_accepted,
@@ -177,11 +152,53 @@ def decide(
         target_tokens=target_tokens,
         regret=jnp.where(accepted_exception, price, jnp.float32(0)),
         exception_mask=accepted_exception,
-        num_strict=num_strict,
+        num_strict=_prefix_length(~exception & proposed),
         stop_reason=reason[num_accepted],
         is_finite=num_finite > num_accepted,
         num_finite=num_finite,
     )
+
+
+def _refusals(
+    exception: jax.Array,
+    raw_regret: jax.Array,
+    value: jax.Array,
+    is_protected: jax.Array,
+    ledger: Ledger,
+    controls: Controls,
+) -> tuple[jax.Array, jax.Array]:
+    """Judges every position as if all exceptions before it had been accepted.
+
+    Args:
+      exception: Whether the draft token is not the target's argmax, bool [G].
+      raw_regret: May be NaN or infinite, float32 [G].
+      value: Suffix values q, int32 [G].
+      is_protected: bool [G].
+      ledger: As in `verify`.
+      controls: As in `verify`.
+
+    Returns:
+      Why an exception there is refused, a `StopReason` that is NONE where it is not, int32 [G];
+      and what it costs, 0 where there is no valid exception, float32 [G].
+    """
+    valid = jnp.isfinite(raw_regret)  # false for ids outside the vocabulary: their logit is -inf
+    # An invalid exception ends the prefix, so its price is never paid; 0 keeps NaN out of the sums.
+    price = jnp.where(exception & valid, raw_regret, jnp.float32(0))
+    spent_before, spent_after = _running_sum(ledger.spent, price)
+    is_strict = (controls.budget <= 0) | (controls.gate <= 0) | (controls.block_cap <= 0)
+    # In order of precedence: the reasons that no control can lift come first.
+    tests = [
+        (StopReason.INVALID, ~valid),
+        (StopReason.STRICT, is_strict),
+        (StopReason.PROTECTED, is_protected),
+        (StopReason.GATE, ~(raw_regret <= controls.gate * value.astype(jnp.float32))),
+        (StopReason.CAP, _running_count(exception) > controls.block_cap),
+        (StopReason.BUDGET, ~((spent_before < controls.budget) & (spent_after <= controls.budget))),
+    ]
+    refusal = jnp.full(exception.shape, StopReason.NONE, jnp.int32)
+    for reason, fails in reversed(tests):
+        refusal = jnp.where(fails, jnp.int32(reason), refusal)
+    return refusal, price
 
 
 def verify_batch(
