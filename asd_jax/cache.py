@@ -68,6 +68,29 @@ def write_slots(buffer: jax.Array, update: jax.Array, start: jax.Array) -> jax.A
     )
 
 
+def append_tokens(
+    buffer: jax.Array, tokens: jax.Array, start: jax.Array, count: jax.Array
+) -> jax.Array:
+    """Writes the first `count` tokens of every row; what falls behind the buffer is dropped.
+
+    Args:
+      buffer: int32 [B, S].
+      tokens: int32 [B, W].
+      start: First index written in each row, int32 [B].
+      count: Tokens written in each row, int32 [B], 0..W.
+
+    Returns:
+      The buffer with the tokens in place, [B, S].
+    """
+    offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+
+    def row(old: jax.Array, new: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
+        slot = jnp.where(offset < count, start + offset, old.shape[0])
+        return old.at[slot].set(new, mode="drop")
+
+    return jax.vmap(row)(buffer, tokens, start, count)
+
+
 def rollback(cache: KVCache, length: jax.Array) -> KVCache:
     """Returns the cache with only the first `length` [B] slots of each row valid."""
     return cache.replace(length=length)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from asd_jax import sampling
+from asd_jax.cache import append_tokens
 from asd_jax.request import Requests
 from asd_jax.scoring import score_drafts
 from asd_jax.state import DecodeConfig, DecodeResult, DecodeState, count_round, record_round
@@ -233,15 +234,9 @@ def commit_tokens(
         jnp.int32(FinishReason.RUNNING),
     )
 
-    def write(row: jax.Array, new: jax.Array, start: jax.Array, count: jax.Array) -> jax.Array:
-        offset = jnp.arange(width, dtype=jnp.int32)
-        slot = jnp.where(offset < count, start + offset, row.shape[0])
-        return row.at[slot].set(new, mode="drop")
-
-    tokens = jax.vmap(write)(result.tokens, emitted, result.num_emitted, count)
     return (
         result.replace(
-            tokens=tokens,
+            tokens=append_tokens(result.tokens, emitted, result.num_emitted, count),
             num_emitted=total,
             finish_reason=jnp.where(state.is_active, reason, result.finish_reason),
         ),

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "verifier": frozenset({"types", "scoring"}),
     "request": frozenset({"types", "sampling"}),
     "state": frozenset({"types"}),
-    "round": frozenset({"types", "scoring", "sampling", "request", "state"}),
+    "round": frozenset({"types", "scoring", "sampling", "cache", "request", "state"}),
     "acceptance": frozenset({"types", "verifier", "sampling"}),
     "models": frozenset({"types", "cache", "sharding"}),
     "checkpoints": frozenset({"types", "sharding"}),

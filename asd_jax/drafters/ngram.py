@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from asd_jax.cache import append_tokens
 from asd_jax.types import Drafter, Proposal, PyTree
 
 
@@ -118,12 +119,7 @@ def _commit(
 ) -> NgramState:
     del params, features, hidden
 
-    def row(history: jax.Array, new: jax.Array, start: jax.Array, kept: jax.Array) -> jax.Array:
-        offset = jnp.arange(new.shape[0], dtype=jnp.int32)
-        slot = jnp.where(offset < kept, start + offset, history.shape[0])
-        return history.at[slot].set(new, mode="drop")
-
-    history = jax.vmap(row)(state.tokens, tokens, state.length, num_kept)
+    history = append_tokens(state.tokens, tokens, state.length, num_kept)
     return state.replace(tokens=history, length=state.length + num_kept)
 
 

@@ -26,11 +26,7 @@ class ConfigFields:
         Raises:
           ValueError: The field is missing without a default, or not such a number.
         """
-        value = self.config.get(name)
-        if value is None:
-            if default is None:
-                raise ValueError(f"config field {name}: missing, needed is a whole number >= 1")
-            return default
+        value = self._value(name, default, "a whole number >= 1")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"config field {name}: got {value!r}, allowed is a whole number >= 1")
         return value
@@ -41,14 +37,17 @@ class ConfigFields:
         Raises:
           ValueError: The field is missing without a default, or not such a number.
         """
-        value = self.config.get(name)
-        if value is None:
-            if default is None:
-                raise ValueError(f"config field {name}: missing, needed is a number > 0")
-            return default
+        value = self._value(name, default, "a number > 0")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise ValueError(f"config field {name}: got {value!r}, allowed is a number > 0")
         return float(value)
+
+    def _value(self, name: str, default: Any, needed: str) -> Any:
+        """Returns the field or its default; null counts as missing."""
+        value = self.config.get(name)
+        if value is None and default is None:
+            raise ValueError(f"config field {name}: missing, needed is {needed}")
+        return default if value is None else value
 
     def flag(self, name: str, default: bool) -> bool:
         """Returns a bool.
