@@ -21,6 +21,7 @@ from asd_jax.checkpoints.source import (
     CheckpointSource,
     SourceFile,
     TensorSource,
+    read_stored,
     require_file,
     some,
 )
@@ -76,13 +77,12 @@ def open_gguf(path: str | Path) -> CheckpointSource:
         architecture, a quantisation or a RoPE variant is not supported.
     """
     path = Path(path)
-    data = _mapped(path)
     try:
-        metadata, infos, header_bytes = read_header(path, data)
+        metadata, infos, header_bytes = read_header(path, _mapped(path))
         config = _config(_Metadata(path, metadata), infos)
-        config["rope_scaling"] = _rope_scaling(_Metadata(path, metadata), infos, data, config)
+        config["rope_scaling"] = _rope_scaling(_Metadata(path, metadata), infos, config)
         sources = [
-            _tensor_source(path, name, info, data, config)
+            _tensor_source(path, name, info, config)
             for name, info in infos.items()
             if name != _ROPE_FREQS
         ]
@@ -116,27 +116,39 @@ def _hf_name(name: str) -> str:
 
 
 def _tensor_source(
-    path: Path, name: str, info: TensorInfo, data: np.ndarray, config: Mapping[str, Any]
+    path: Path, name: str, info: TensorInfo, config: Mapping[str, Any]
 ) -> TensorSource:
-    rows = info.shape[:-1]
-    size = math.prod(rows) * info.row_bytes
-    raw = data[info.start : info.start + size].reshape(*rows, info.row_bytes)
     order = _row_order(path, name, info, config)
-    dtype = PLAIN_TYPES.get(info.type, np.dtype(np.float32))
+    stored = PLAIN_TYPES.get(info.type)
 
     def fetch(index: tuple[slice, ...]) -> np.ndarray:
-        if not info.shape:
-            return raw.view(dtype).reshape(())
-        if order is not None and rows:
-            picked = raw[order[index[0]]]
-        else:
-            picked = raw[index[:-1]]
-        values = picked.view(dtype) if info.type in PLAIN_TYPES else _dequantise(picked, info.type)
-        if order is not None and not rows:
-            values = values[order]  # a bias: its only axis is the permuted one
-        return values[..., index[-1]]
+        if order is None or not info.shape:
+            return fetch_in_order(index, ...)
+        # Rows are permuted within a head, so their span is little more than the rows asked for.
+        rows = order[index[0]]
+        first = int(rows.min()) if rows.size else 0
+        span = slice(first, int(rows.max()) + 1 if rows.size else 0)
+        return fetch_in_order((span, *index[1:]), rows - first)
 
-    return TensorSource(_hf_name(name), info.shape, dtype, fetch)
+    def fetch_in_order(index: tuple[slice, ...], picked: Any) -> np.ndarray:
+        if stored is not None:
+            return read_stored(path, info.start, info.shape, stored, index)[picked]
+        *rows, columns = index
+        block, block_bytes = gguf.GGML_QUANT_SIZES[info.type]
+        first, last = columns.start // block, -(-columns.stop // block)
+        raw = read_stored(
+            path,
+            info.start,
+            (*info.shape[:-1], info.row_bytes),
+            np.dtype(np.uint8),
+            (*rows, slice(first * block_bytes, last * block_bytes)),
+        )
+        values = _dequantise(raw[picked] if rows else raw, info.type)
+        values = values[..., columns.start - first * block : columns.stop - first * block]
+        return values if rows else values[picked]
+
+    dtype = np.dtype(np.float32) if stored is None else stored
+    return TensorSource(_hf_name(name), info.shape, dtype, fetch, path, info.start)
 
 
 def _row_order(
@@ -259,7 +271,6 @@ def _require_supported(metadata: _Metadata, infos: Mapping[str, TensorInfo]) -> 
 def _rope_scaling(
     metadata: _Metadata,
     infos: Mapping[str, TensorInfo],
-    data: np.ndarray,
     config: Mapping[str, Any],
 ) -> dict[str, Any] | None:
     """Returns Hugging Face's `rope_scaling`, None where positions are not scaled."""
@@ -270,9 +281,7 @@ def _rope_scaling(
     factor = float(fields.pop("factor", 0.0)) or metadata.number("rope.scale_linear", 1.0)
     kind = fields.pop("type", "none" if factor == 1.0 else "linear")
     if _ROPE_FREQS in infos and kind == "none":
-        factors = _tensor_source(
-            metadata.path, _ROPE_FREQS, infos[_ROPE_FREQS], data, config
-        ).read()
+        factors = _tensor_source(metadata.path, _ROPE_FREQS, infos[_ROPE_FREQS], config).read()
         return _llama3_scaling(metadata.path, factors, config, original)
     if kind == "none":
         return None

@@ -1,7 +1,7 @@
 """Opens Hugging Face model directories: `config.json` and safetensors, in one file or in shards.
 
-The files are memory-mapped and their headers read here: `safetensors.safe_open` has no bfloat16 in
-its numpy framework (checked with 0.8.0), and copies every tensor it returns.
+Headers are read and tensors fetched here: `safetensors.safe_open` has no bfloat16 in its numpy
+framework (checked with 0.8.0), and keeps the whole file mapped.
 
 Format: huggingface/safetensors README, "Format".
 """
@@ -23,6 +23,7 @@ from asd_jax.checkpoints.source import (
     CheckpointSource,
     SourceFile,
     TensorSource,
+    read_stored,
     require_file,
     some,
 )
@@ -59,8 +60,8 @@ _DTYPES = {
 def open_hf(directory: str | Path) -> CheckpointSource:
     """Opens a model directory without reading its tensors.
 
-    Tensors keep their stored dtype and `read` returns read-only views of the mapped file. The newer
-    `rope_parameters` of a config is also given in the older spelling, `rope_theta` and
+    Tensors keep their stored dtype. No file stays open or mapped: every read maps what it copies.
+    The newer `rope_parameters` of a config is also given in the older spelling, `rope_theta` and
     `rope_scaling`, so that model code needs to know one.
 
     Args:
@@ -163,8 +164,10 @@ def _merge(
             owners[name].append(path.name)
     double = [f"{name} ({', '.join(files)})" for name, files in owners.items() if len(files) > 1]
     lacking = [f"{name} ({file})" for name, file in index.items() if file not in owners[name]]
+    extra = [f"{name} ({owners[name][0]})" for name in owners if index and name not in index]
     problems = [f"in more than one shard: {some(double)}"] if double else []
     problems += [f"not in the shard that {_INDEX} names: {some(lacking)}"] if lacking else []
+    problems += [f"in a shard but not in {_INDEX}: {some(extra)}"] if extra else []
     if problems:
         raise CheckpointError(f"{next(iter(shards)).parent}: tensors {'; '.join(problems)}")
     return {name: tensor for tensors in shards.values() for name, tensor in tensors.items()}
@@ -175,11 +178,7 @@ def _read_header(path: Path) -> tuple[dict[str, TensorSource], int]:
     size = require_file(path, "safetensors file")
     if size < 8:
         raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors file")
-    try:
-        data = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    length = int.from_bytes(data[:8].tobytes(), "little")
+    length = int.from_bytes(_read_bytes(path, 0, 8), "little")
     if length > _MAX_HEADER:
         raise CheckpointError(f"{path}: not a safetensors file: its header would be {length} bytes")
     if 8 + length > size:
@@ -187,16 +186,28 @@ def _read_header(path: Path) -> tuple[dict[str, TensorSource], int]:
             f"{path}: truncated: the header needs {8 + length} bytes, the file has {size}"
         )
     try:
-        header = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=_unique)
+        header = json.loads(_read_bytes(path, 8, length), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: corrupt safetensors header: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: corrupt safetensors header: not a JSON object")
     header.pop("__metadata__", None)
-    body = data[8 + length :]
     spans = {name: _span(path, name, entry) for name, entry in header.items()}
-    _check_spans(path, spans, body.size)
-    return {name: _tensor(name, body, *span) for name, span in spans.items()}, 8 + length
+    body = 8 + length
+    _check_spans(path, spans, size - body)
+    return {
+        name: _tensor(path, name, shape, dtype, body + begin)
+        for name, (shape, dtype, begin, _) in spans.items()
+    }, body
+
+
+def _read_bytes(path: Path, start: int, count: int) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(start)
+            return stream.read(count)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -253,11 +264,9 @@ def _check_spans(path: Path, spans: Mapping[str, _Span], size: int) -> None:
 
 
 def _tensor(
-    name: str, body: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, begin: int, end: int
+    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype, start: int
 ) -> TensorSource:
-    view = body[begin:end].view(dtype).reshape(shape)
+    def fetch(index: tuple[slice, ...]) -> np.ndarray:
+        return read_stored(path, start, shape, dtype, index)
 
-    def fetch(index: tuple[Any, ...]) -> np.ndarray:
-        return view[(*index, ...)]  # the ellipsis keeps a scalar an array
-
-    return TensorSource(name, shape, dtype, fetch)
+    return TensorSource(name, shape, dtype, fetch, path, start)

@@ -195,6 +195,18 @@ def test_a_slice_dequantises_only_its_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(gguf.quants, "dequantize", spy)
     source.tensors["model.layers.0.self_attn.q_proj.weight"].read_slice((slice(4, 7),))
     assert sum(seen) == 3 * HIDDEN // 32 * 34
+    seen.clear()
+    source.tensors["model.layers.0.mlp.down_proj.weight"].read_slice((slice(4, 7), slice(32, 64)))
+    assert sum(seen) == 3 * 34, "one block of each row"
+
+
+def test_a_gguf_that_shrinks_after_opening_is_an_error_and_no_crash(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", quant="Q8_0")
+    tensors = open_gguf(path).tensors
+    path.write_bytes(path.read_bytes()[:64])
+    for name in ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight"):
+        with pytest.raises(CheckpointError, match=r"model\.gguf: truncated since it was opened"):
+            tensors[name].read()
 
 
 def test_bad_slices_are_refused_by_name(tmp_path):

@@ -1,9 +1,11 @@
 """Safetensors written by the reference library, read back; bad directories; finding checkpoints."""
 
 import json
+import os
 import struct
 import sys
 import types
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from asd_jax.checkpoints import source as source_module
 from asd_jax.checkpoints.load_hf import open_hf
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.checkpoints.source import CheckpointError
@@ -88,12 +91,12 @@ def test_types_that_numpy_lacks_are_read_as_ml_dtypes(tmp_path, dtype):
     assert cast.dtype == cast.read().dtype == np.float32
 
 
-def test_reads_are_views_of_the_file_and_slices_take_no_more(tmp_path):
+def test_reads_are_copies_of_what_was_asked_for_and_no_more(tmp_path):
     tensor = open_hf(model_dir(tmp_path / "m")).tensors["model.embed_tokens.weight"]
     whole = tensor.read()
     part = tensor.read_slice((slice(2, 5), slice(1, 7, 2)))
     np.testing.assert_array_equal(part, whole[2:5, 1:7:2])
-    assert np.shares_memory(whole, part) and not whole.flags.writeable
+    assert all(array.flags.owndata and array.flags.c_contiguous for array in (whole, part))
     np.testing.assert_array_equal(tensor.transpose().read_slice((slice(0, 3),)), whole.T[:3])
     with pytest.raises(CheckpointError, match=r"embed_tokens.*at most one slice per axis"):
         tensor.read_slice((0, slice(None)))
@@ -161,6 +164,67 @@ def test_an_index_that_disagrees_with_its_shards(tmp_path):
     message = str(caught.value)
     assert "in more than one shard: model.norm.weight (model-00002" in message
     assert "index.json names: ghost (model-00001-of-00003.safetensors)" in message
+
+
+def test_a_tensor_that_the_index_leaves_out_is_named(tmp_path):
+    path = sharded_dir(tmp_path / "m")
+    extra = {"counts": arrays()["counts"], "stray": np.zeros(2, np.float32)}
+    save_file(extra, path / "model-00003-of-00003.safetensors")
+    with pytest.raises(CheckpointError, match=r"in a shard but not in .*: stray \(model-00003"):
+        open_hf(path)
+
+
+def test_a_truncated_shard_is_named(tmp_path):
+    path = sharded_dir(tmp_path / "m")
+    shard = path / "model-00002-of-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"model-00002.*: truncated: .*model\.norm\.weight"):
+        open_hf(path)
+
+
+def test_a_file_that_changes_after_opening_is_an_error_and_no_crash(tmp_path):
+    path = model_dir(tmp_path / "m")
+    tensors = open_hf(path).tensors
+    file = path / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    last = max(tensors.values(), key=lambda tensor: tensor.offset)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated since it was opened"):
+        last.read()
+    file.write_bytes(b"")
+    for name in ("model.embed_tokens.weight", "scalar"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated since"):
+            tensors[name].read()
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read"):
+        last.read()
+
+
+def mappings(path):
+    return Path("/proc/self/maps").read_text().count(str(path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/maps is Linux's")
+def test_no_file_stays_mapped_or_open(tmp_path):
+    path = model_dir(tmp_path / "m")
+    mapped = np.memmap(path / "model.safetensors", np.uint8, "r")
+    assert mappings(path) == 1  # so that a mapping would be seen
+    del mapped
+    source = open_hf(path)
+    values = [tensor.read() for tensor in source.tensors.values()]
+    assert len(values) == len(arrays()) and mappings(path) == 0
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not [link for link in links if str(path) in link]
+
+
+def test_blocks_of_a_read_join_without_a_seam(tmp_path, monkeypatch):
+    tensor = open_hf(model_dir(tmp_path / "m")).tensors["model.embed_tokens.weight"]
+    monkeypatch.setattr(source_module, "_MAPPED_BYTES", 3 * 8 * 4)
+    np.testing.assert_array_equal(tensor.read(), arrays()["model.embed_tokens.weight"])
+    part = tensor.read_slice((slice(1, 9), slice(2, 5)))
+    np.testing.assert_array_equal(part, arrays()["model.embed_tokens.weight"][1:9, 2:5])
+    monkeypatch.setattr(source_module, "_MAPPED_BYTES", 1)
+    np.testing.assert_array_equal(tensor.read(), arrays()["model.embed_tokens.weight"])
 
 
 @pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 3}, {"a": "../other.safetensors"}])
