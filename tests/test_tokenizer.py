@@ -1,8 +1,6 @@
-"""Ids, text, streams and chat templates against pipelines written out by hand."""
+"""Ids, text and streams against pipelines written out by hand."""
 
 import json
-import types
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -11,9 +9,22 @@ from hypothesis import strategies as st
 
 from asd_jax.checkpoints.load_gguf import open_gguf
 from asd_jax.checkpoints.locate import resolve
-from asd_jax.tokenizer import Tokenizer, from_checkpoint, from_gguf, from_hf
+from asd_jax.tokenizer import from_gguf
+from tests.tiny_tokenizer import (
+    BOS,
+    BYTE,
+    CONTROL,
+    EOS,
+    EOT,
+    NORMAL,
+    TINY_TOKENS,
+    UNKNOWN,
+    USER,
+    byte_alphabet,
+    gguf_source,
+    tokenizer_json,
+)
 
-NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 # SmolLM2's vocabulary has no token for these bytes, so they are dropped, by every implementation:
 # six control characters, and lead bytes of planes 4 to 11 (the rest never occur in UTF-8).
 LACKING = {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2}
@@ -41,102 +52,6 @@ def reference(source):
     return tokenizers.Tokenizer.from_str(
         json.dumps(tokenizer_json(fields["tokens"], fields["merges"], special))
     )
-
-
-def tokenizer_json(tokens, merges, special, **changes):
-    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": i, "content": tokens[i], "special": True, **flags} for i in special
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Digits", "individual_digits": True},
-                {
-                    "type": "ByteLevel",
-                    "add_prefix_space": False,
-                    "trim_offsets": True,
-                    "use_regex": True,
-                },
-            ],
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": True,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": merges,
-        },
-        **changes,
-    }
-
-
-def byte_alphabet():
-    """GPT-2's printable spelling of the 256 bytes (`bytes_to_unicode`)."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    moved = [byte for byte in range(256) if byte not in kept]
-    return [chr(byte) if byte in kept else chr(256 + moved.index(byte)) for byte in range(256)]
-
-
-TINY_TOKENS = [*byte_alphabet(), "Ġt", "Ġth", "<s>", "</s>", "<|end|>"]
-TINY_MERGES = ["Ġ t", "Ġt h"]
-BOS, EOS, EOT = 258, 259, 260
-
-
-def gguf_source(pre="gpt-2", *, model="gpt2", config=None, **fields):
-    metadata = {
-        "model": model,
-        "pre": pre,
-        "tokens": TINY_TOKENS,
-        "merges": TINY_MERGES,
-        "token_type": [CONTROL if i >= BOS else NORMAL for i in range(len(TINY_TOKENS))],
-        **fields,
-    }
-    return types.SimpleNamespace(
-        path=Path("tiny.gguf"),
-        config=config or {},
-        generation_config={},
-        tokenizer={f"tokenizer.ggml.{k}": v for k, v in metadata.items() if v is not None},
-    )
-
-
-def hf_dir(path, *, tokenizer_config=None, bos=False, **files):
-    path.mkdir(exist_ok=True)
-    special = [BOS, EOS, EOT]
-    content = tokenizer_json(TINY_TOKENS, TINY_MERGES, special)
-    if bos:
-        content["post_processor"] = {
-            "type": "TemplateProcessing",
-            "single": [
-                {"SpecialToken": {"id": "<s>", "type_id": 0}},
-                {"Sequence": {"id": "A", "type_id": 0}},
-            ],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [BOS], "tokens": ["<s>"]}},
-        }
-    (path / "tokenizer.json").write_text(json.dumps(content))
-    if tokenizer_config is not None:
-        (path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    for name, value in files.items():
-        (path / f"{name}.json").write_text(json.dumps(value))
-    return path
 
 
 # Encoding and decoding
@@ -178,7 +93,7 @@ def test_special_tokens_are_parsed_and_skipped(smollm):
 
 
 def test_ids_outside_the_vocabulary(smollm):
-    assert smollm.decode([smollm.vocab_size + 5]) == ""
+    assert smollm.decode([smollm.num_ids + 5]) == ""
     with pytest.raises(ValueError, match="negative token id -3"):
         smollm.decode([5, -3])
 
@@ -190,7 +105,7 @@ def test_an_unpaired_surrogate_is_refused(smollm):
 
 def test_vocabulary_strings(smollm):
     strings = smollm.token_strings()
-    assert len(strings) == smollm.vocab_size == 49152
+    assert len(strings) == smollm.num_ids == 49152
     assert strings[:3] == ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     assert strings[smollm.encode(" the")[0]] == "Ġthe"
 
@@ -387,142 +302,6 @@ def test_sentencepiece_without_a_space_prefix():
     tokenizer = from_gguf(spm_source(add_space_prefix=False))
     assert tokenizer.decode(tokenizer.encode(" ab")) == " ab"
     assert from_gguf(spm_source()).adds_bos
-
-
-# Hugging Face directories
-
-
-def test_hf_directory(tmp_path):
-    path = hf_dir(
-        tmp_path / "m",
-        bos=True,
-        tokenizer_config={"bos_token": "<s>", "eos_token": {"content": "</s>"}},
-        generation_config={"eos_token_id": [17, EOT]},
-        config={"eos_token_id": EOS},
-    )
-    tokenizer = from_hf(path)
-    assert (tokenizer.bos_id, tokenizer.stop_ids) == (BOS, (17, EOS, EOT))
-    assert tokenizer.adds_bos
-    assert BOS not in tokenizer.encode("the"), "no special tokens unless asked"
-    assert tokenizer.encode("the", add_bos=True)[0] == BOS
-    again = from_checkpoint(types.SimpleNamespace(tokenizer={"directory": path}))
-    assert again.encode(" th") == tokenizer.encode(" th") == [257]
-
-
-def test_truncation_and_padding_saved_with_a_tokenizer_are_undone(tmp_path):
-    path = hf_dir(tmp_path / "m")
-    backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-    backend.enable_truncation(2)
-    backend.enable_padding(length=9)
-    backend.save(str(path / "tokenizer.json"))
-    assert len(from_hf(path).encode("abcd")) == 4
-
-
-def test_a_null_bos_beats_the_one_of_the_config(tmp_path):
-    config = {"bos_token_id": EOS}
-    path = hf_dir(tmp_path / "m", tokenizer_config={"bos_token": None}, config=config)
-    assert from_hf(path).bos_id is None
-    (path / "tokenizer_config.json").unlink()
-    assert from_hf(path).bos_id == EOS
-
-
-def test_bad_hf_tokenizers_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"tokenizer\.json: no such file"):
-        from_hf(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"tokenizer\.model must be converted"):
-        from_hf(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer\.json: corrupt tokenizer"):
-        from_hf(tmp_path)
-    path = hf_dir(tmp_path, tokenizer_config={"eos_token": "<nope>"})
-    with pytest.raises(ValueError, match="has no token '<nope>', declared as eos_token"):
-        from_hf(path)
-    (path / "tokenizer_config.json").write_text("[")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json: invalid JSON"):
-        from_hf(path)
-    hf_dir(tmp_path, tokenizer_config={"chat_template": [{"name": "x"}]})
-    with pytest.raises(ValueError, match="chat_template must be a string or a list"):
-        from_hf(path)
-
-
-def test_chat_templates_of_every_form(tmp_path):
-    message = [{"role": "user", "content": "hi"}]
-    path = hf_dir(tmp_path / "m", tokenizer_config={"chat_template": "one"})
-    assert from_hf(path).apply_chat_template(message) == "one"
-    named = [{"name": "default", "template": "two"}, {"name": "rag", "template": "three"}]
-    hf_dir(path, tokenizer_config={"chat_template": named})
-    assert from_hf(path).apply_chat_template(message) == "two"
-    assert from_hf(path).apply_chat_template(message, template="rag") == "three"
-    (path / "chat_template.jinja").write_text("four")
-    (path / "additional_chat_templates").mkdir()
-    (path / "additional_chat_templates" / "extra.jinja").write_text("five")
-    assert from_hf(path).apply_chat_template(message) == "four"
-    assert from_hf(path).apply_chat_template(message, template="extra") == "five"
-
-
-# Chat templates
-
-
-def with_template(template, **special):
-    backend = from_gguf(gguf_source()).backend
-    return Tokenizer(
-        backend, bos_id=BOS, adds_bos=True, chat_templates={"default": template},
-        special_tokens={"bos_token": "<s>", **special},
-    )  # fmt: skip
-
-
-USER_HI = [{"role": "user", "content": "hi <&>"}]
-
-
-@pytest.mark.parametrize(
-    ("template", "kwargs", "expected"),
-    [
-        ("{% for m in messages %}\n{{ m['role'] }}\n{% endfor %}", {}, "user\n"),
-        ("{{ messages | tojson }}", {}, '[{"role": "user", "content": "hi <&>"}]'),
-        ("{{ {'b': 1, 'a': 'é'} | tojson(indent=1) }}", {}, '{\n "b": 1,\n "a": "é"\n}'),
-        ("{{ tools is none }}{{ documents is defined }}", {}, "TrueTrue"),
-        ("{{ thinking }}{{ bos_token }}", {"thinking": 3}, "3<s>"),
-        ("{% if add_generation_prompt %}A{% endif %}", {"add_generation_prompt": False}, ""),
-        ("{% for m in messages %}{% break %}{% endfor %}x", {}, "x"),
-        ("{% generation %}{{ messages[0].role }}{% endgeneration %}", {}, "user"),
-        ("{{ strftime_now('%%') }}", {}, "%"),
-    ],
-)
-def test_templates_render_as_in_transformers(template, kwargs, expected):
-    assert with_template(template).apply_chat_template(USER_HI, **kwargs) == expected
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages[0]['content'] + 3 }}", "the chat template refused"),
-        ("{% if %}", "the chat template refused"),
-        ("{{ messages.__class__.__mro__ }}", "unsafe"),
-        ("{{ messages.append(1) }}", "unsafe|not safely callable"),
-    ],
-)
-def test_templates_that_fail_or_reach_out_are_errors(template, message):
-    with pytest.raises(ValueError, match=message):
-        with_template(template).apply_chat_template(USER_HI)
-
-
-def test_messages_and_template_names_are_checked():
-    tokenizer = with_template("x")
-    with pytest.raises(ValueError, match="message 1 has no role"):
-        tokenizer.apply_chat_template([*USER_HI, {"content": "no"}])
-    with pytest.raises(
-        ValueError, match=r"no chat template 'rag'; this tokenizer has \['default'\]"
-    ):
-        tokenizer.apply_chat_template(USER_HI, template="rag")
-    with pytest.raises(ValueError, match="this tokenizer has none"):
-        from_gguf(gguf_source()).apply_chat_template(USER_HI)
-
-
-def test_chats_have_exactly_one_bos():
-    tokenizer = with_template("{{ bos_token }}{{ messages[0]['content'] }}")
-    assert tokenizer.encode_chat(USER_HI).count(BOS) == 1
 
 
 # transformers

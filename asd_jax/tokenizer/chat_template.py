@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
 
@@ -29,18 +30,48 @@ def render_chat(template: str, /, **variables: Any) -> str:
         raise ValueError(f"the chat template refused these messages: {error}") from error
 
 
+def check_template(template: str, field: str) -> None:
+    """Checks that a template can be compiled, before there is a conversation.
+
+    Args:
+      template: Jinja source.
+      field: File and field, for the message.
+
+    Raises:
+      ValueError: It is no valid Jinja.
+    """
+    try:
+        _compiled(template)
+    except jinja2.TemplateSyntaxError as error:
+        where = f"{field}: line {error.lineno}"
+        raise ValueError(f"{where}: no valid chat template: {error.message}") from error
+
+
+@functools.lru_cache(maxsize=32)
+def template_variables(template: str) -> frozenset[str]:
+    """Returns the variables that a valid template asks for, such as "messages"."""
+    return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(template)))
+
+
 class _Generation(jinja2.ext.Extension):
     """Accepts `{% generation %}` blocks, which mark the assistant's text for training."""
 
     tags = {"generation"}
 
-    def parse(self, parser: Any) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A block of its own: what it sets does not outlive it.
+        return jinja2.nodes.Scope(body).set_lineno(line)
 
 
 @functools.lru_cache(maxsize=32)
 def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
@@ -48,7 +79,7 @@ def _compiled(template: str) -> jinja2.Template:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template)
+    return environment
 
 
 def _tojson(

@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from asd_jax.tokenizer.chat_template import render_chat
+from asd_jax.tokenizer.chat_template import render_chat, template_variables
 
 # The special tokens that chat templates may name, as `bos_token` and so on.
 SPECIAL_NAMES = ("bos", "eos", "unk", "pad")
@@ -38,9 +38,13 @@ class Tokenizer:
     special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
-    def vocab_size(self) -> int:
-        """One more than the largest id. The model's logits may be padded to more."""
-        return len(self.token_strings())
+    def num_ids(self) -> int:
+        """One more than the largest id that stands for a token.
+
+        A model may have more logits than that, padded to a round number. No text has trained those,
+        so they must be masked before any token is drafted or emitted.
+        """
+        return len(self._token_strings)
 
     def token_strings(self) -> tuple[str, ...]:
         """Returns the stored spelling of every id, "" where the vocabulary has a gap.
@@ -90,7 +94,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
-        Ids beyond the vocabulary, as the padding of a model's logits has them, decode to nothing.
+        Ids that stand for no token, as those beyond `num_ids`, decode to nothing.
 
         Raises:
           ValueError: A negative id.
@@ -98,7 +102,8 @@ class Tokenizer:
         ids = [int(index) for index in ids]
         if ids and min(ids) < 0:
             raise ValueError(f"cannot decode the negative token id {min(ids)}")
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        known = [index for index in ids if index < self.num_ids]
+        return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def stream_decoder(self, *, skip_special_tokens: bool = True) -> StreamDecoder:
         """Returns a fresh decoder for one stream of ids."""
@@ -110,6 +115,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         *,
         template: str | None = None,
+        enable_thinking: bool | None = None,
         **kwargs: Any,
     ) -> str:
         """Renders a conversation to the text the model was trained on.
@@ -119,11 +125,14 @@ class Tokenizer:
           add_generation_prompt: End with the header of the assistant's turn.
           template: Name of the template; by default "tool_use" if `tools` are given and there is
             one, else "default".
-          **kwargs: Further template variables (`tools`, `enable_thinking`, ...).
+          enable_thinking: Whether the model is to think aloud before it answers, for templates with
+            that switch (Qwen3's). None is the template's own default.
+          **kwargs: Further template variables (`tools`, `date_string`, ...).
 
         Raises:
-          ValueError: No such template, a message without role, or the template itself refused the
-            conversation (as for a role order that it does not know).
+          ValueError: No such template, a message without role, thinking switched in a template
+            without the switch, or the template itself refused the conversation (as for a role order
+            that it does not know).
         """
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -136,8 +145,16 @@ class Tokenizer:
                 f"no chat template {template!r}; this tokenizer has "
                 f"{sorted(self.chat_templates) or 'none'}"
             )
+        source = self.chat_templates[template]
+        if enable_thinking is not None:
+            if "enable_thinking" not in template_variables(source):
+                raise ValueError(
+                    f"thinking: got {enable_thinking!r}, allowed is None, as the chat template "
+                    f"{template!r} has no switch for it (enable_thinking)"
+                )
+            kwargs["enable_thinking"] = enable_thinking
         return render_chat(
-            self.chat_templates[template],
+            source,
             messages=messages,
             add_generation_prompt=add_generation_prompt,
             # Templates tell `none` from undefined, and transformers always passes these two.
@@ -148,6 +165,13 @@ class Tokenizer:
         """Returns the ids of the rendered conversation.
 
         Templates write their own BOS, so none is added: `apply_chat_template`, then `encode`.
+
+        Args:
+          messages: As in `apply_chat_template`.
+          **kwargs: As in `apply_chat_template`.
+
+        Raises:
+          ValueError: As `apply_chat_template` and `encode`.
         """
         return self.encode(self.apply_chat_template(messages, **kwargs))
 
@@ -201,11 +225,3 @@ class StreamDecoder:
 
 def _is_byte_token(string: str) -> bool:
     return len(string) == 6 and string.startswith("<0x") and string.endswith(">")
-
-
-def ascending_ids(values: Iterable[int | list[int] | None]) -> tuple[int, ...]:
-    """Returns the distinct ids, ascending, of what configs declare: an id, a list, or nothing."""
-    flat: set[int] = set()
-    for value in values:
-        flat.update(value if isinstance(value, list) else [] if value is None else [value])
-    return tuple(sorted(flat))

@@ -14,10 +14,12 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from asd_jax.tokenizer.codec import SPECIAL_NAMES, Tokenizer, ascending_ids
+from asd_jax.tokenizer.chat_template import check_template
+from asd_jax.tokenizer.codec import SPECIAL_NAMES, Tokenizer
+from asd_jax.tokenizer.declared_ids import declared_ids, united
 
 # tokenizer.ggml.token_type
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
 
 class TokenizerSource(Protocol):
@@ -57,17 +59,16 @@ def from_gguf(source: TokenizerSource) -> Tokenizer:
         raise ValueError(f"{path}: the GGUF has no tokenizer ({prefix}model and {prefix}tokens)")
     if kind not in ("gpt2", "llama"):
         raise ValueError(f"{path}: tokenizer {kind!r} is not supported; allowed: gpt2, llama")
-    backend = _build_backend(path, fields)
     ids = _special_ids(path, fields)
-    configs = (source.generation_config, source.config)
-    stops = [ids["eos"], ids["eot"], ids["eom"], *(c.get("eos_token_id") for c in configs)]
+    backend = _build_backend(path, _without_padding(path, fields, ids))
+    stops = [index for name in ("eos", "eot", "eom") if (index := ids[name]) is not None]
     default_bos = kind == "llama" or _PRE_TOKENIZERS.get(fields.get("pre", "")) == "llama3"
     return Tokenizer(
         backend=backend,
         bos_id=ids["bos"],
-        stop_ids=ascending_ids(stops),
+        stop_ids=united([stops, *_declared_stops(source, len(tokens))]),
         adds_bos=bool(fields.get("add_bos_token", default_bos)),
-        chat_templates=_gguf_templates(source.tokenizer),
+        chat_templates=_gguf_templates(path, source.tokenizer),
         special_tokens={
             f"{name}_token": tokens[index]
             for name in SPECIAL_NAMES
@@ -105,11 +106,29 @@ _SPLITS = {
 }
 
 
-def _build_backend(path: Path, fields: dict[str, Any]) -> tokenizers.Tokenizer:
+def _without_padding(
+    path: Path, fields: Mapping[str, Any], ids: Mapping[str, int | None]
+) -> dict[str, Any]:
+    """Returns the fields without the entries of padding rows behind the last token.
+
+    Exporters name those rows too, "[PAD151669]" and so on, as unused tokens.
+    """
     tokens = fields["tokens"]
-    types = fields.setdefault("token_type", [_NORMAL] * len(tokens))
+    types = fields.get("token_type", [_NORMAL] * len(tokens))
     if len(types) != len(tokens):
         raise ValueError(f"{path}: {len(tokens)} tokens but {len(types)} token types")
+    scores = fields.get("scores", ())
+    if fields["model"] == "llama" and len(scores) != len(tokens):
+        raise ValueError(f"{path}: {len(tokens)} tokens but {len(scores)} scores")
+    used = [index for index, kind in enumerate(types) if kind != _UNUSED]
+    used += [index for index in ids.values() if index is not None]
+    count = max(used, default=-1) + 1
+    cut = {"tokens": tokens[:count], "token_type": types[:count], "scores": scores[:count]}
+    return {**fields, **cut}
+
+
+def _build_backend(path: Path, fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    tokens, types = fields["tokens"], fields["token_type"]
     try:
         backend = _byte_level(fields) if fields["model"] == "gpt2" else _sentencepiece(fields)
     except Exception as error:  # the library raises plain Exception
@@ -129,10 +148,25 @@ def _special_ids(path: Path, fields: Mapping[str, Any]) -> dict[str, int | None]
     tokens = fields["tokens"]
     ids = {name: fields.get(f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
     ids |= {"unk": fields.get("unknown_token_id"), "pad": fields.get("padding_token_id")}
-    wrong = {name: i for name, i in ids.items() if i is not None and not 0 <= i < len(tokens)}
+    allowed = range(len(tokens))
+    wrong = {name: i for name, i in ids.items() if i is not None and i not in allowed}
     if wrong:
         raise ValueError(f"{path}: special ids {wrong} are outside the {len(tokens)} tokens")
     return ids
+
+
+def _declared_stops(source: TokenizerSource, num_tokens: int) -> list[tuple[int, ...]]:
+    """Returns what the model's configs add to the metadata of the tokenizer."""
+    configs = {"generation config": source.generation_config, "config": source.config}
+    num_ids = max(num_tokens, source.config.get("vocab_size", 0))
+    return [
+        declared_ids(
+            config.get("eos_token_id"),
+            field=f"{source.path}: {name}: eos_token_id",
+            num_ids=num_ids,
+        )
+        for name, config in configs.items()
+    ]
 
 
 def _byte_level(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
@@ -169,9 +203,7 @@ def _byte_level(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    tokens, types, scores = fields["tokens"], fields["token_type"], fields.get("scores", ())
-    if len(scores) != len(tokens):
-        raise ValueError(f"{len(tokens)} tokens but {len(scores)} scores")
+    tokens, types, scores = fields["tokens"], fields["token_type"], fields["scores"]
     unknown = fields.get("unknown_token_id")
     backend = tokenizers.Tokenizer(
         models.BPE(
@@ -205,7 +237,9 @@ def _merges_from_scores(
     ]
 
 
-def _gguf_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _gguf_templates(path: Path, metadata: Mapping[str, Any]) -> dict[str, str]:
     key = "tokenizer.chat_template"
-    named = {k[len(key) + 1 :]: v for k, v in metadata.items() if k.startswith(f"{key}.")}
-    return {**named, "default": metadata[key]} if key in metadata else named
+    fields = {k: v for k, v in metadata.items() if k == key or k.startswith(f"{key}.")}
+    for field, template in fields.items():
+        check_template(template, f"{path}: {field}")
+    return {field[len(key) + 1 :] or "default": text for field, text in fields.items()}

@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from asd_jax.tokenizer.codec import SPECIAL_NAMES, Tokenizer, ascending_ids
+from asd_jax.tokenizer.codec import SPECIAL_NAMES, Tokenizer
+from asd_jax.tokenizer.declared_ids import declared_ids, united
+from asd_jax.tokenizer.hf_templates import hf_templates
+from asd_jax.tokenizer.json_files import read_json
+
+_ADDED_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def from_hf(directory: str | Path) -> Tokenizer:
     """Builds the tokenizer of a Hugging Face directory.
 
-    Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`, `chat_template.jinja`,
-    `additional_chat_templates/*.jinja`, `generation_config.json` and `config.json`.
+    Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`, the chat templates (see
+    `hf_templates`), `generation_config.json` and `config.json`.
 
     Raises:
-      ValueError: No or a corrupt `tokenizer.json`, invalid JSON, or an end token that the
-        vocabulary lacks.
+      ValueError: No or a corrupt `tokenizer.json`, invalid JSON or template, or a special token or
+        id that the vocabulary lacks; the message names the file and the field.
     """
     directory = Path(directory)
-    path = directory / "tokenizer.json"
-    backend = _read_backend(path)
-    config = _read_json(directory / "tokenizer_config.json")
-    configs = [_read_json(directory / f"{name}.json") for name in ("generation_config", "config")]
-    special = {
-        f"{name}_token": text
-        for name in (*SPECIAL_NAMES, "eot")
-        if (text := _content(config.get(f"{name}_token"))) is not None
+    backend = _read_backend(directory / "tokenizer.json")
+    path = directory / "tokenizer_config.json"
+    config = read_json(path)
+    _add_declared_tokens(backend, config.get("added_tokens_decoder"), path)
+    special = _special_tokens(config, path)
+    named = {
+        name: _id_of(backend, special[f"{name}_token"], f"{path}: {name}_token")
+        for name in ("bos", "eos", "eot")
+        if f"{name}_token" in special
     }
-    stop_ids = [entry.get("eos_token_id") for entry in configs]
-    for name in ("eos_token", "eot_token"):
-        if name in special:
-            stop_ids.append(backend.token_to_id(special[name]))
-            if stop_ids[-1] is None:
-                raise ValueError(f"{path}: has no token {special[name]!r}, declared as {name}")
-    if "bos_token" in config:
-        bos_id = backend.token_to_id(special["bos_token"]) if "bos_token" in special else None
-    else:
-        bos_ids = ascending_ids([entry.get("bos_token_id") for entry in configs])
-        bos_id = bos_ids[0] if bos_ids else None
+    declared = _declared_in_configs(directory, backend)
+    bos_id = named.get("bos")
+    if "bos_token" not in config:
+        bos_id = next(iter(declared["bos_token_id"]), None)
+    stops = [named[name] for name in ("eos", "eot") if name in named]
     return Tokenizer(
         backend=backend,
         bos_id=bos_id,
-        stop_ids=ascending_ids(stop_ids),
-        adds_bos=bos_id is not None and backend.encode("a").ids[:1] == [bos_id],
-        chat_templates=_hf_templates(directory, config.get("chat_template")),
+        stop_ids=united([stops, declared["eos_token_id"]]),
+        adds_bos=_adds_bos(backend, bos_id, config.get("add_bos_token"), path),
+        chat_templates=hf_templates(directory, config),
         special_tokens=special,
     )
 
@@ -67,38 +67,76 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _hf_templates(directory: Path, declared: Any) -> dict[str, str]:
-    if declared is None:
-        declared = {}
-    elif isinstance(declared, str):
-        declared = {"default": declared}
-    elif isinstance(declared, list):  # [{"name": ..., "template": ...}, ...]
-        declared = {e.get("name"): e.get("template") for e in declared if isinstance(e, dict)}
-    templates: dict[Any, Any] = dict(declared) if isinstance(declared, dict) else {"": None}
-    if not all(isinstance(text, str) for pair in templates.items() for text in pair):
-        raise ValueError(
-            f"{directory / 'tokenizer_config.json'}: chat_template must be a string or a list of "
-            "objects with name and template"
+def _add_declared_tokens(backend: tokenizers.Tokenizer, declared: Any, path: Path) -> None:
+    """Adds the tokens that older exports list in `tokenizer_config.json` alone."""
+    field = f"{path}: added_tokens_decoder"
+    entries = {} if declared is None else declared
+    if not isinstance(entries, dict) or not all(
+        index.isdecimal() and isinstance(entry, dict) and isinstance(entry.get("content"), str)
+        for index, entry in entries.items()
+    ):
+        raise ValueError(f"{field}: must be an object of id -> object with content")
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    # The library numbers new tokens in the order in which they come.
+    for index, entry in sorted((int(index), entry) for index, entry in entries.items()):
+        content = entry["content"]
+        if content not in known:
+            flags = {name: bool(entry[name]) for name in _ADDED_FLAGS if name in entry}
+            backend.add_tokens([tokenizers.AddedToken(content, **flags)])
+        if (actual := backend.token_to_id(content)) != index:
+            raise ValueError(
+                f"{field}: got id {index} for {content!r}, which tokenizer.json makes {actual}"
+            )
+
+
+def _special_tokens(config: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Returns the declared special tokens; each is a text, or an object with content."""
+    special: dict[str, str] = {}
+    for name in (f"{name}_token" for name in (*SPECIAL_NAMES, "eot")):
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if token is None:
+            continue
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{path}: {name}: got {token!r}, allowed is a text, an object with content, or null"
+            )
+        special[name] = text
+    return special
+
+
+def _id_of(backend: tokenizers.Tokenizer, text: str, field: str) -> int:
+    index = backend.token_to_id(text)
+    if index is None:
+        raise ValueError(f"{field}: got {text!r}, which tokenizer.json has no token for")
+    return index
+
+
+def _declared_in_configs(
+    directory: Path, backend: tokenizers.Tokenizer
+) -> dict[str, tuple[int, ...]]:
+    """Returns what `generation_config.json` and `config.json` together say of two fields."""
+    paths = [directory / name for name in ("generation_config.json", "config.json")]
+    files = {path: read_json(path) for path in paths}
+    num_ids = files[paths[1]].get("vocab_size")
+    if not isinstance(
+        num_ids, int
+    ):  # no model beside the tokenizer, or a config for others to check
+        num_ids = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return {
+        name: united(
+            declared_ids(content.get(name), field=f"{path}: {name}", num_ids=num_ids)
+            for path, content in files.items()
         )
-    for path in sorted(directory.glob("additional_chat_templates/*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        templates["default"] = path.read_text(encoding="utf-8")
-    return templates
+        for name in ("bos_token_id", "eos_token_id")
+    }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: invalid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _content(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
+def _adds_bos(backend: tokenizers.Tokenizer, bos_id: int | None, declared: Any, path: Path) -> bool:
+    """Returns whether raw text begins with BOS: as declared, else as the pipeline has it."""
+    if declared is None:
+        return bos_id is not None and backend.encode("a").ids[:1] == [bos_id]
+    if not isinstance(declared, bool) or (declared and bos_id is None):
+        allowed = "true, false or null" if bos_id is not None else "false or null without bos_token"
+        raise ValueError(f"{path}: add_bos_token: got {declared!r}, allowed is {allowed}")
+    return declared
