@@ -63,8 +63,9 @@ def _text(default: str | None, about: str) -> Any:
     )
 
 
-def _flag(default: bool, about: str) -> Any:
-    return _setting(default, lambda value: True, "True or False", kind=bool, about=about)
+def _flag(default: bool | None, about: str) -> Any:
+    allowed = "True or False" + (" (None where not set)" if default is None else "")
+    return _setting(default, lambda value: True, allowed, kind=bool, about=about)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,7 @@ class RunConfig:
         0, 0, "a request's seed is this plus its index, unless it has its own", high=2**63 - 1
     )
     ignore_eos: bool = _flag(False, "stop ids are ordinary tokens")
+    thinking: bool | None = _flag(None, "think aloud first; None: as the chat template has it")
     prompts: str = _text("experiments/data/prompts.jsonl", "prompt file, or hub data set")
     output: str | None = _text(None, "rows; None: outputs/<config>-<time>.jsonl")
     limit: int = _whole(0, 0, "only so many prompts, 0 = all")

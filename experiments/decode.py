@@ -266,6 +266,7 @@ def _settings(config: RunConfig) -> Settings:
         ignore_eos=config.ignore_eos,
         protect_stop_ids=verifier.protect_stop_ids,
         trace=config.trace,
+        thinking=config.thinking,
     )
 
 

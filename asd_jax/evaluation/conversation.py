@@ -78,7 +78,11 @@ class Conversations:
             if self._has_more(row) and self._turns[row]:
                 try:
                     self.prompts[row] = prompt_ids(
-                        request.prompt, self._texts[row], self._tokenizer, **self._sizes
+                        request.prompt,
+                        self._texts[row],
+                        self._tokenizer,
+                        thinking=request.thinking,
+                        **self._sizes,
                     )
                 except ValueError as error:
                     self._fail(row, str(error))

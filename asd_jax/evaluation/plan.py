@@ -28,7 +28,9 @@ class TextCodec(Protocol):
 
     def encode(self, text: str, *, add_bos: bool = False) -> list[int]: ...  # noqa: D102
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]: ...  # noqa: D102
+    def encode_chat(  # noqa: D102
+        self, messages: Sequence[Mapping[str, Any]], *, enable_thinking: bool | None = None
+    ) -> list[int]: ...
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str: ...  # noqa: D102
 
@@ -48,6 +50,8 @@ class Settings:
       ignore_eos: Whether stop ids are ordinary tokens, so that every request has the same length.
       protect_stop_ids: As in `DecodeConfig`.
       trace: Whether to record every exception.
+      thinking: Whether the model is to think aloud in requests that do not say so themselves; None
+        is the chat template's own default.
     """
 
     controls: Controls = dataclasses.field(default_factory=Controls)
@@ -60,6 +64,7 @@ class Settings:
     ignore_eos: bool = False
     protect_stop_ids: bool = True
     trace: bool = False
+    thinking: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +79,8 @@ class Request:
       block_cap: Exceptions a block.
       max_new_tokens: Tokens a turn, within the run's output buffer.
       seed: Seed of its noise.
+      thinking: Whether the chat template lets the model think aloud, in all turns; None is the
+        template's own default.
     """
 
     prompt: Prompt
@@ -83,6 +90,7 @@ class Request:
     block_cap: int
     max_new_tokens: int
     seed: int
+    thinking: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +152,12 @@ def make_plan(
     for prompt, max_new_tokens in zip(prompts, wanted, strict=True):
         try:
             ids = prompt_ids(
-                prompt, (), tokenizer, vocab_size=vocab_size, context_length=context_length
+                prompt,
+                (),
+                tokenizer,
+                thinking=_own(prompt.thinking, settings.thinking),
+                vocab_size=vocab_size,
+                context_length=context_length,
             )
         except ValueError as error:
             failures.append(Failure(prompt.id, prompt.line, str(error)))
@@ -172,20 +185,21 @@ def _resolve(
 ) -> Request:
     """Fills in the run's values where the prompt has none of its own."""
     controls = settings.controls
-
-    def own(value: Any, default: Any) -> Any:
-        return default if value is None else value
-
     seed = min(settings.seed + prompt.index, _MAX_SEED)
     return Request(
         prompt=prompt,
         first_ids=tuple(ids),
-        budget=float(own(prompt.budget, controls.budget)),
-        gate=float(own(prompt.gate, controls.gate)),
-        block_cap=int(own(prompt.block_cap, controls.block_cap)),
+        budget=float(_own(prompt.budget, controls.budget)),
+        gate=float(_own(prompt.gate, controls.gate)),
+        block_cap=int(_own(prompt.block_cap, controls.block_cap)),
         max_new_tokens=max_new_tokens,
-        seed=own(prompt.seed, seed),
+        seed=_own(prompt.seed, seed),
+        thinking=_own(prompt.thinking, settings.thinking),
     )
+
+
+def _own(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 def prompt_ids(
@@ -195,15 +209,18 @@ def prompt_ids(
     *,
     vocab_size: int,
     context_length: int,
+    thinking: bool | None = None,
 ) -> list[int]:
     """Returns the token ids of a request's next turn.
 
     Args:
       prompt: The request.
-      answers: The model's own answers so far; the next turn is number `len(answers)`.
+      answers: The model's own answers so far, thoughts included, as it is for the chat template to
+        leave them out; the next turn is number `len(answers)`.
       tokenizer: The target's.
       vocab_size: V of the target.
       context_length: Positions of the target.
+      thinking: As in `Request`; raw text and ids are not touched by it.
 
     Returns:
       Ids of the whole conversation up to where the next answer begins.
@@ -217,7 +234,7 @@ def prompt_ids(
     elif prompt.kind == "prompt":
         ids = tokenizer.encode(prompt.content, add_bos=True)
     else:
-        ids = tokenizer.encode_chat(_conversation(prompt, answers))
+        ids = tokenizer.encode_chat(_conversation(prompt, answers), enable_thinking=thinking)
     turn = f"turn {len(answers) + 1}: " if prompt.num_turns > 1 else ""
     if not ids:
         raise ValueError(f"{turn}the prompt is empty: no tokens")

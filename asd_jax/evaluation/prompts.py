@@ -8,8 +8,9 @@ A line has an `id` and exactly one of
 - `prompt_token_ids`: token ids, taken as they are.
 
 `budget`, `gate`, `block_cap`, `max_new_tokens` and `seed` override the run's own values for that
-request. A budget or gate without limit is written `"inf"`, as JSON has no infinity. All other keys
-(`task`, `split`, `reference`, ...) are carried along untouched.
+request, and `thinking` where a chat template is applied. A budget or gate without limit is written
+`"inf"`, as JSON has no infinity. All other keys (`task`, `split`, `reference`, ...) are carried
+along untouched.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("prompt", "messages", "turns", "prompt_token_ids")
+_CHAT_KINDS = ("messages", "turns")
 # owner/name, then optionally /config, :split and :column
 _HUB_NAME = re.compile(
     r"(?P<path>[\w.-]+/[\w.-]+)(/(?P<config>[\w.-]+))?(:(?P<split>\w+)(:(?P<column>\w+))?)?"
@@ -51,6 +53,7 @@ class Prompt:
       block_cap: Own cap, or None.
       max_new_tokens: Own length limit in tokens, or None.
       seed: Own seed, or None.
+      thinking: Whether the model is to think aloud, or None for the run's choice.
       extra: All other keys.
     """
 
@@ -64,6 +67,7 @@ class Prompt:
     block_cap: int | None = None
     max_new_tokens: int | None = None
     seed: int | None = None
+    thinking: bool | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -206,6 +210,8 @@ def parse_record(fields: Any, *, index: int = 0, line: int = 1) -> Prompt:
         if not is_allowed(value):
             raise _refusal(name, value, allowed)
         known[name] = value
+    if "thinking" in known and kind not in _CHAT_KINDS:
+        raise _refusal("thinking", known["thinking"], f"none with {kind}, which has no template")
     own_id = fields.get("id")
     if not isinstance(own_id, str) or not own_id.strip() or not _is_text(own_id):
         raise _refusal("id", own_id, "a text that is not empty")
@@ -279,6 +285,7 @@ _OVERRIDES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "block_cap": (_is_whole, "a whole number >= 0"),
     "max_new_tokens": (lambda value: _is_whole(value, 1), "a whole number >= 1"),
     "seed": (lambda value: _is_whole(value, 0, _MAX_SEED), "a whole number in [0, 2**63)"),
+    "thinking": (lambda value: isinstance(value, bool), "true or false"),
 }
 
 

@@ -20,7 +20,9 @@ def from_hf(directory: str | Path) -> Tokenizer:
     """Builds the tokenizer of a Hugging Face directory.
 
     Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`, the chat templates (see
-    `hf_templates`), `generation_config.json` and `config.json`.
+    `hf_templates`), `generation_config.json` and `config.json`. Whether raw text begins with BOS is
+    for the post-processor in `tokenizer.json` to say; as in transformers 5, `add_bos_token` in
+    `tokenizer_config.json` is for slow tokenizers only.
 
     Raises:
       ValueError: No or a corrupt `tokenizer.json`, invalid JSON or template, or a special token or
@@ -46,7 +48,7 @@ def from_hf(directory: str | Path) -> Tokenizer:
         backend=backend,
         bos_id=bos_id,
         stop_ids=united([stops, declared["eos_token_id"]]),
-        adds_bos=_adds_bos(backend, bos_id, config.get("add_bos_token"), path),
+        adds_bos=bos_id is not None and backend.encode("a").ids[:1] == [bos_id],
         chat_templates=hf_templates(directory, config),
         special_tokens=special,
     )
@@ -130,13 +132,3 @@ def _declared_in_configs(
         )
         for name in ("bos_token_id", "eos_token_id")
     }
-
-
-def _adds_bos(backend: tokenizers.Tokenizer, bos_id: int | None, declared: Any, path: Path) -> bool:
-    """Returns whether raw text begins with BOS: as declared, else as the pipeline has it."""
-    if declared is None:
-        return bos_id is not None and backend.encode("a").ids[:1] == [bos_id]
-    if not isinstance(declared, bool) or (declared and bos_id is None):
-        allowed = "true, false or null" if bos_id is not None else "false or null without bos_token"
-        raise ValueError(f"{path}: add_bos_token: got {declared!r}, allowed is {allowed}")
-    return declared

@@ -29,7 +29,7 @@ def test_all_four_kinds_are_read_and_other_keys_carried_along(tmp_path):
         write(
             tmp_path / "p.jsonl",
             {"id": "raw", "prompt": " ", "reference": 3, "meta": {"x": [1]}},
-            {"id": "chat", "messages": messages, "task": "t", "split": None},
+            {"id": "chat", "messages": messages, "task": "t", "split": None, "thinking": False},
             {"id": "turns", "turns": ["one", "zwei ☕"], "max_new_tokens": 5, "seed": 2**63 - 1},
             {"id": "ids", "prompt_token_ids": [0, 5], "budget": "inf", "gate": 0.5, "block_cap": 0},
         )
@@ -44,6 +44,7 @@ def test_all_four_kinds_are_read_and_other_keys_carried_along(tmp_path):
     assert chat.content == tuple(messages) and chat.extra == {"task": "t", "split": None}
     assert turns.content == ("one", "zwei ☕") and turns.num_turns == 2
     assert (turns.max_new_tokens, turns.seed, turns.budget) == (5, 2**63 - 1, None)
+    assert (chat.thinking, turns.thinking) == (False, None)
     assert ids.content == (0, 5) and ids.budget == math.inf
     assert (ids.gate, ids.block_cap) == (0.5, 0)
     assert [record.index for record in file.records] == [0, 1, 2, 3]
@@ -84,6 +85,8 @@ def test_all_four_kinds_are_read_and_other_keys_carried_along(tmp_path):
         ({"id": "x", "prompt": "y", "block_cap": 1.5}, "block_cap: got 1.5"),
         ({"id": "x", "prompt": "y", "max_new_tokens": 0}, "max_new_tokens: got 0"),
         ({"id": "x", "prompt": "y", "seed": 2**63}, "seed: got 9223372036854775808"),
+        ({"id": "x", "turns": ["y"], "thinking": 1}, "thinking: got 1, allowed is true or false"),
+        ({"id": "x", "prompt": "y", "thinking": True}, "thinking: got True, allowed is none with"),
     ],
 )
 def test_a_bad_line_is_reported_by_number_and_the_others_go_on(tmp_path, line, message):

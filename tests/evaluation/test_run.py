@@ -41,7 +41,7 @@ class Characters:
     def encode(self, text, *, add_bos=False):
         return ([1] if add_bos else []) + [(ord(c) - 48) % 64 for c in text if c != " "]
 
-    def encode_chat(self, messages):
+    def encode_chat(self, messages, *, enable_thinking=None):
         # Long enough to see whose text it is: a user turn begins with 5, an answer with 6.
         ids = []
         for message in messages:
@@ -230,6 +230,23 @@ def test_turns_build_on_the_models_own_answers_and_share_one_ledger():
     assert [event.measurement.round_tokens for event in finished] == [21, 21, 21]
 
 
+@pytest.mark.parametrize(("own", "seen"), [(None, True), (False, False)])
+def test_the_thinking_switch_reaches_every_turn_and_a_request_may_have_its_own(own, seen):
+    calls = []
+
+    class Switched(Characters):
+        def encode_chat(self, messages, *, enable_thinking=None):
+            calls.append((len(messages), enable_thinking))
+            return super().encode_chat(messages)
+
+    talk = TALK | ({} if own is None else {"thinking": own})
+    settings = Settings(max_new_tokens=24, batch_size=3, thinking=True)
+    plan = make_plan(prompts(talk), Switched(), settings, **SIZES)
+    *_, last = run(TARGET, ARMS[:1], plan, Switched(), settings)
+    assert not last.failures
+    assert calls == [(1, seen), (3, seen), (5, seen)]
+
+
 def test_a_spent_ledger_stays_spent_in_the_next_turn():
     talk = TALK | {"budget": 0.5, "gate": 9, "block_cap": 4}
     _, rows, _ = decode_all([talk], arms=ARMS[2:])
@@ -264,7 +281,7 @@ def test_prompts_that_cannot_be_decoded_fail_alone():
     settings = Settings()
 
     class Silent(Characters):
-        def encode_chat(self, messages):
+        def encode_chat(self, messages, *, enable_thinking=None):
             return []
 
     plan = make_plan(prompts(*records), Silent(), settings, **SIZES)

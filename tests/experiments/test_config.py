@@ -81,6 +81,8 @@ def test_defaults_are_valid_and_frozen_and_fill_in_what_is_missing():
         ("ignore_eos", "yes", "True or False"),
         ("prompts", " ", "a text that is not empty"),
         ("output", "", "a text that is not empty, or None"),
+        ("thinking", "no", "True or False (None where not set)"),
+        ("thinking", 1, "True or False (None where not set)"),
         ("limit", -1, "a whole number >= 0"),
         ("limit", 2.0, "a whole number >= 0"),
         ("trace", None, "True or False"),
@@ -111,6 +113,8 @@ def test_a_bad_value_names_field_value_and_what_is_allowed(name, value, allowed)
         ("arms", "asd, greedy", ("asd", "greedy")),
         ("arms", ["strict"], ("strict",)),
         ("limit", 0, 0),
+        ("thinking", None, None),
+        ("thinking", False, False),
         ("output", None, None),
     ],
 )
