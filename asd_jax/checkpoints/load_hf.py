@@ -128,6 +128,30 @@ def _with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:
     return {**classic, **config}
 
 
+def shard_names(directory: Path) -> list[str]:
+    """Returns the safetensors files that belong in a directory: those of its index if it has one.
+
+    Raises:
+      CheckpointError: The index is not JSON, or names no files.
+    """
+    if not (directory / _INDEX).exists():
+        return [_SINGLE]
+    return sorted(set(_read_index(directory / _INDEX).values()))
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    index = read_json(path).get("weight_map")
+    if (
+        not isinstance(index, dict)
+        or not index
+        or not all(isinstance(name, str) and Path(name).name == name for name in index.values())
+    ):
+        raise CheckpointError(
+            f"{path}: weight_map must map tensor names to file names in the directory"
+        )
+    return index
+
+
 def _shards(directory: Path) -> tuple[list[Path], dict[str, str]]:
     """Returns the safetensors files, and the index (tensor name -> file name) if there is one."""
     if (directory / _SINGLE).exists():
@@ -136,23 +160,14 @@ def _shards(directory: Path) -> tuple[list[Path], dict[str, str]]:
         legacy = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
         hint = f"; {some(legacy)} must be converted to safetensors first" if legacy else ""
         raise CheckpointError(f"{directory}: has neither {_SINGLE} nor {_INDEX}{hint}")
-    index = read_json(directory / _INDEX).get("weight_map")
-    if (
-        not isinstance(index, dict)
-        or not index
-        or not all(isinstance(name, str) and Path(name).name == name for name in index.values())
-    ):
-        raise CheckpointError(
-            f"{directory / _INDEX}: weight_map must map tensor names to file names in the directory"
-        )
-    shards = [directory / name for name in sorted(set(index.values()))]
+    shards = [directory / name for name in shard_names(directory)]
     missing = [path.name for path in shards if not path.is_file()]
     if missing:
         raise CheckpointError(
             f"{directory}: {len(missing)} of {len(shards)} shards named in {_INDEX} are missing: "
             f"{some(missing)}"
         )
-    return shards, index
+    return shards, _read_index(directory / _INDEX)
 
 
 def _merge(

