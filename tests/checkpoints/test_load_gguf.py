@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import math
 import struct
+import sys
 import time
 from pathlib import Path
 
@@ -198,6 +199,18 @@ def test_a_slice_dequantises_only_its_rows(tmp_path, monkeypatch):
     seen.clear()
     source.tensors["model.layers.0.mlp.down_proj.weight"].read_slice((slice(4, 7), slice(32, 64)))
     assert sum(seen) == 3 * 34, "one block of each row"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/maps is Linux's")
+def test_no_gguf_stays_mapped(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", quant="Q8_0")
+    mapped = np.memmap(path, np.uint8, "r")
+    assert str(path) in Path("/proc/self/maps").read_text()
+    del mapped
+    source = open_gguf(path)
+    values = [tensor.read() for tensor in source.tensors.values()]
+    assert len(values) == len(hf_tensors())
+    assert str(path) not in Path("/proc/self/maps").read_text()
 
 
 def test_a_gguf_that_shrinks_after_opening_is_an_error_and_no_crash(tmp_path):
