@@ -27,6 +27,11 @@ class KVCache(struct.PyTreeNode):
     values: tuple[jax.Array, ...]
     length: jax.Array
 
+    def logical_axes(self) -> KVCache:
+        """Returns the names of every array's axes, for `asd_jax.sharding`."""
+        buffers = tuple(("batch", "kv_heads", None, None) for _ in self.keys)
+        return KVCache(keys=buffers, values=buffers, length=("batch",))  # type: ignore[arg-type]
+
 
 def init_cache(
     num_layers: int,

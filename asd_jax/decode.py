@@ -7,16 +7,19 @@ round does is in `asd_jax.round`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from asd_jax.request import Requests, bucket_length, make_requests
-from asd_jax.round import commit_tokens, decode_round, first_token
+from asd_jax.round import commit_tokens, decode_round, first_token, is_any_on_mesh
+from asd_jax.sharding import BATCH, params_specs_tree, shard_state, state_specs, to_host
 from asd_jax.state import DecodeConfig, DecodeResult, DecodeState, Trace, empty_result
-from asd_jax.types import AcceptanceRule, Drafter, FinishReason, Target, TargetOutput
+from asd_jax.types import AcceptanceRule, Drafter, FinishReason, PyTree, Target, TargetOutput
 
 __all__ = [
     "DecodeConfig",
@@ -44,7 +47,8 @@ def decode(
     """Decodes a batch to its end on the device.
 
     Compiled once per (target, drafter, rule, config, shapes). Controls, ledgers, limits, seeds and
-    temperatures are traced.
+    temperatures are traced. A target on a mesh is decoded on the whole mesh, with the requests
+    divided along its data axis.
 
     Args:
       target: The model whose tokens are wanted.
@@ -60,7 +64,7 @@ def decode(
       ValueError: `requests` and `config`, or `drafter` and `config`, do not fit.
     """
     state = prefill(target, drafter, requests, config)
-    no_limit = jnp.int32(np.iinfo(np.int32).max)
+    no_limit = np.int32(np.iinfo(np.int32).max)
     return run_rounds(target, drafter, rule, requests, config, state, no_limit).result
 
 
@@ -96,10 +100,10 @@ def stream(
     state = prefill(target, drafter, requests, config)
     while True:
         state = run_rounds(
-            target, drafter, rule, requests, config, state, jnp.int32(rounds_per_chunk)
+            target, drafter, rule, requests, config, state, np.int32(rounds_per_chunk)
         )
         # Copied to the host: the next chunk takes over the state's buffers.
-        result = jax.tree.map(np.array, state.result)
+        result = jax.tree.map(np.array, to_host(state.result))
         yield result
         if not (result.finish_reason == FinishReason.RUNNING).any():
             return
@@ -123,6 +127,8 @@ def prefill(
       ValueError: As in `decode`.
     """
     _check_fit(target, drafter, requests, config)
+    if target.partition is not None:
+        requests = shard_state(requests, target.partition.mesh)
     return _prefill(target, drafter, requests, config)
 
 
@@ -133,7 +139,7 @@ def run_rounds(
     requests: Requests,
     config: DecodeConfig,
     state: DecodeState,
-    num_rounds: jax.Array,
+    num_rounds: jax.typing.ArrayLike,
 ) -> DecodeState:
     """Runs rounds until every row has finished or `num_rounds` are done.
 
@@ -144,23 +150,25 @@ def run_rounds(
       requests: As in `decode`.
       config: As in `decode`.
       state: From `prefill` or an earlier call. Donated: it must not be used again.
-      num_rounds: int32 [], traced.
+      num_rounds: A whole number, traced.
 
     Returns:
       The state after the rounds.
     """
+    if target.partition is not None:
+        requests = shard_state(requests, target.partition.mesh)
     return _run_rounds(target, drafter, rule, requests, config, state, num_rounds)
 
 
 def _check_fit(target: Target, drafter: Drafter, requests: Requests, config: DecodeConfig) -> None:
     """Raises a ValueError where sizes cannot work together."""
     if not isinstance(requests.prompt_length, jax.core.Tracer):
-        longest = int(np.max(requests.prompt_length))
+        longest = _largest(requests.prompt_length)
         if longest >= config.max_len:
             raise ValueError(
                 f"prompt: got {longest} tokens, allowed is < max_len = {config.max_len}"
             )
-        most = int(np.max(requests.max_new_tokens))
+        most = _largest(requests.max_new_tokens)
         if most > config.max_new_tokens:
             raise ValueError(
                 f"max_new_tokens: got {most} for a request, allowed is <= {config.max_new_tokens}"
@@ -178,9 +186,78 @@ def _check_fit(target: Target, drafter: Drafter, requests: Requests, config: Dec
         )
 
 
-def _prefill_impl(
+def _largest(column: jax.Array) -> int:
+    """Returns the largest entry that this process can see."""
+    if isinstance(column, jax.Array) and not column.is_fully_addressable:
+        return max(int(np.max(shard.data)) for shard in column.addressable_shards)
+    return int(np.max(column))
+
+
+@functools.partial(jax.jit, static_argnames=("config",))
+def _prefill(
     target: Target, drafter: Drafter, requests: Requests, config: DecodeConfig
 ) -> DecodeState:
+    prefill_rows = functools.partial(_prefill_rows, config=config)
+    if target.partition is None:
+        return prefill_rows(target, drafter, requests)
+    target_specs, drafter_specs = _weight_specs(target, drafter)
+    batch = requests.prompt_length.shape[0]
+    # The structure of the state, not its sizes, is what its specs depend on.
+    cache, drafter_state = jax.eval_shape(
+        lambda: (
+            target.init_cache(batch, config.num_slots),
+            drafter.init(drafter.params, batch, config.num_slots),
+        )
+    )
+    specs = DecodeState(
+        result=BATCH,  # type: ignore[arg-type]
+        cache=state_specs(cache),
+        drafter_state=state_specs(drafter_state),
+        anchor=BATCH,  # type: ignore[arg-type]
+    )
+    return jax.shard_map(
+        prefill_rows,
+        mesh=target.partition.mesh,
+        in_specs=(target_specs, drafter_specs, BATCH),
+        out_specs=specs,
+        check_vma=False,
+    )(target, drafter, requests)
+
+
+@functools.partial(jax.jit, static_argnames=("rule", "config"), donate_argnames=("state",))
+def _run_rounds(
+    target: Target,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    requests: Requests,
+    config: DecodeConfig,
+    state: DecodeState,
+    num_rounds: jax.typing.ArrayLike,
+) -> DecodeState:
+    run_rows = functools.partial(_run_rows, rule=rule, config=config)
+    if target.partition is None:
+        return run_rows(target, drafter, requests, state, num_rounds)
+    specs = state_specs(state)
+    return jax.shard_map(
+        run_rows,
+        mesh=target.partition.mesh,
+        in_specs=(*_weight_specs(target, drafter), BATCH, specs, PartitionSpec()),
+        out_specs=specs,
+        check_vma=False,
+    )(target, drafter, requests, state, num_rounds)
+
+
+def _weight_specs(target: Target, drafter: Drafter) -> tuple[PyTree, PyTree]:
+    return (
+        params_specs_tree(target, target.partition),
+        params_specs_tree(drafter, drafter.partition),
+    )
+
+
+def _prefill_rows(
+    target: Target, drafter: Drafter, requests: Requests, config: DecodeConfig
+) -> DecodeState:
+    """Runs the prompts of this device's rows."""
     batch, padded = requests.prompt_tokens.shape
     # Whole chunks only: the rest of the last one writes into slack, which later rounds overwrite.
     chunk = min(config.prefill_chunk, padded)
@@ -209,7 +286,7 @@ def _prefill_impl(
         features = jax.lax.dynamic_update_slice_in_dim(features, output.features, start, axis=1)
         return output.cache, logits, hidden, features
 
-    logits = jnp.full((batch, target.vocab_size), -jnp.inf, jnp.float32)
+    logits = jnp.full((batch, shape.logits.shape[-1]), -jnp.inf, jnp.float32)
     carry = (cache, logits, buffer(shape.hidden), buffer(shape.features))
     if num_chunks == 1:
         cache, logits, hidden, features = run_chunk(jnp.int32(0), carry)
@@ -225,7 +302,7 @@ def _prefill_impl(
         hidden[:, :padded],
         requests.prompt_length,
     )
-    token, is_finite = first_token(logits, requests)
+    token, is_finite = first_token(logits, requests, target)
     # A copy: an argument handed straight on would be donated with the state, and deleted.
     ledger = jax.tree.map(jnp.copy, requests.ledger)
     state = DecodeState(
@@ -240,27 +317,25 @@ def _prefill_impl(
     return state.replace(result=result)
 
 
-def _run_rounds_impl(
+def _run_rows(
     target: Target,
     drafter: Drafter,
-    rule: AcceptanceRule,
     requests: Requests,
-    config: DecodeConfig,
     state: DecodeState,
-    num_rounds: jax.Array,
+    num_rounds: jax.typing.ArrayLike,
+    *,
+    rule: AcceptanceRule,
+    config: DecodeConfig,
 ) -> DecodeState:
-    def goes_on(loop: tuple[DecodeState, jax.Array]) -> jax.Array:
-        state, done = loop
-        return jnp.any(state.is_active) & (done < num_rounds)
+    """Runs rounds for this device's rows until no row of any device is active."""
 
-    def body(loop: tuple[DecodeState, jax.Array]) -> tuple[DecodeState, jax.Array]:
-        state, done = loop
-        return decode_round(target, drafter, rule, requests, config, state), done + 1
+    def goes_on(state: DecodeState, done: jax.Array) -> jax.Array:
+        return is_any_on_mesh(state.is_active, target) & (done < num_rounds)
 
-    return jax.lax.while_loop(goes_on, body, (state, jnp.int32(0)))[0]
+    def body(loop: tuple[DecodeState, jax.Array, jax.Array]) -> tuple:
+        state, done, _ = loop
+        state = decode_round(target, drafter, rule, requests, config, state)
+        return state, done + 1, goes_on(state, done + 1)
 
-
-_prefill = jax.jit(_prefill_impl, static_argnames=("config",))
-_run_rounds = jax.jit(
-    _run_rounds_impl, static_argnames=("rule", "config"), donate_argnames=("state",)
-)
+    zero = jnp.int32(0)
+    return jax.lax.while_loop(lambda loop: loop[2], body, (state, zero, goes_on(state, zero)))[0]

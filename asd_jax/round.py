@@ -6,6 +6,7 @@ drafter and rule come in as arguments: this file knows no model, no drafter and 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -69,7 +70,7 @@ def decode_round(
         length,
         proposal.logits,
         output.logits,
-        target.vocab_major,
+        target,
         config,
     )
 
@@ -141,13 +142,14 @@ def _verify(
     length: jax.Array,
     draft_logits: jax.Array | None,
     logits: jax.Array,
-    vocab_major: bool,
+    target: Target,
     config: DecodeConfig,
 ) -> Verdict:
     """Applies the rule to every row; the noise is drawn only if some row samples."""
     protected = jnp.asarray(config.stop_ids if config.protect_stop_ids else (), jnp.int32)
     params = requests.sampling
     position = state.cache.length + 1  # of the token that row 0 of the logits predicts
+    vocab_major, model_axis = target.vocab_major, target.model_axis
 
     # The branches close over the logits as they lie in memory and turn them only where needed.
     # Most rules live on the scores, so the logits stay inside.
@@ -157,19 +159,22 @@ def _verify(
         return jnp.moveaxis(native, 0, -1) if vocab_major else native
 
     def greedy() -> tuple:
-        scores = score_drafts(native, tokens, vocab_major=vocab_major)
+        scores = score_drafts(native, tokens, vocab_major=vocab_major, model_axis=model_axis)
         if not rule.needs_logits:
             return scores, None, None
-        clean = batch_major().astype(jnp.float32)
+        clean = _whole_rows(batch_major().astype(jnp.float32), model_axis)
         return scores, clean, clean
 
     def sampled() -> tuple:
-        clean, noisy = jax.vmap(sampling.perturb)(batch_major(), params, position)
-        scores = score_drafts(noisy, tokens)
-        return (scores, clean, noisy) if rule.needs_logits else (scores, None, None)
+        perturb = functools.partial(sampling.perturb, model_axis=model_axis)
+        clean, noisy = jax.vmap(perturb)(batch_major(), params, position)
+        scores = score_drafts(noisy, tokens, model_axis=model_axis)
+        if not rule.needs_logits:
+            return scores, None, None
+        return scores, _whole_rows(clean, model_axis), _whole_rows(noisy, model_axis)
 
-    is_any_sampled = jnp.any(params.temperature > 0)
-    scores, clean, noisy = jax.lax.cond(is_any_sampled, sampled, greedy)
+    is_sampled = is_any_on_mesh(params.temperature > 0, target)
+    scores, clean, noisy = jax.lax.cond(is_sampled, sampled, greedy)
     blocks = Block(
         draft_tokens=tokens,
         draft_length=length,
@@ -244,27 +249,48 @@ def commit_tokens(
     )
 
 
-def first_token(logits: jax.Array, requests: Requests) -> tuple[jax.Array, jax.Array]:
+def first_token(
+    logits: jax.Array, requests: Requests, target: Target
+) -> tuple[jax.Array, jax.Array]:
     """Chooses each row's first token from the logits behind its prompt.
 
     Args:
       logits: [B, V].
       requests: The batch.
+      target: Whose logits they are.
 
     Returns:
       The tokens, int32 [B], and whether their logits are finite, bool [B].
     """
-    params = requests.sampling
+    params, axis = requests.sampling, target.model_axis
 
     def noisy() -> jax.Array:
-        return jax.vmap(lambda z, p, at: sampling.perturb(z[None], p, at)[1][0])(
+        return jax.vmap(lambda z, p, at: sampling.perturb(z[None], p, at, model_axis=axis)[1][0])(
             logits, params, requests.prompt_length
         )
 
-    chosen = jax.lax.cond(jnp.any(params.temperature > 0), noisy, lambda: logits)
+    is_sampled = is_any_on_mesh(params.temperature > 0, target)
+    chosen = jax.lax.cond(is_sampled, noisy, lambda: logits)
     no_drafts = jnp.zeros((chosen.shape[0], 0), jnp.int32)
-    scores = score_drafts(chosen[:, None], no_drafts)
+    scores = score_drafts(chosen[:, None], no_drafts, model_axis=axis)
     return scores.target_tokens[:, 0], jnp.isfinite(scores.top_logits[:, 0])
+
+
+def is_any_on_mesh(mask: jax.Array, target: Target) -> jax.Array:
+    """Returns whether any row of the whole batch is true, bool [].
+
+    All devices branch alike: inside a branch, and inside the loop, they exchange numbers.
+    """
+    is_any = jnp.any(mask)
+    axis = target.data_axis
+    return is_any if axis is None else jax.lax.pmax(is_any.astype(jnp.int32), axis) > 0
+
+
+def _whole_rows(logits: jax.Array, model_axis: str | None) -> jax.Array:
+    """Joins the parts of the vocabulary, [..., V]; only for rules that need whole rows."""
+    if model_axis is None:
+        return logits
+    return jax.lax.all_gather(logits, model_axis, axis=logits.ndim - 1, tiled=True)
 
 
 def _is_member(tokens: jax.Array, ids: Sequence[int]) -> jax.Array:

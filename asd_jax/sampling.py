@@ -5,6 +5,9 @@ At temperature T > 0 a token is the argmax of z / T + Gumbel noise, and the nois
 what plain sampling with that seed emits, whatever the drafter, the draft length or the batch.
 
 `transform` is the only place where temperature, top-k and top-p touch logits; every path uses it.
+
+Where a mesh axis divides the vocabulary (`model_axis`), a row of logits is one device's part; sums
+and maxima over the vocabulary are joined over the axis, so the same tokens are drawn on any mesh.
 """
 
 from __future__ import annotations
@@ -100,12 +103,15 @@ def _keys_from_seeds(seeds: np.ndarray) -> jax.Array:
     )
 
 
-def transform(logits: jax.Array, params: SamplingParams) -> jax.Array:
+def transform(
+    logits: jax.Array, params: SamplingParams, *, model_axis: str | None = None
+) -> jax.Array:
     """Applies temperature, then top-k, then top-p to the logits of one request.
 
     Args:
       logits: [T, V], any float type.
       params: Scalar leaves.
+      model_axis: Mesh axis that divides the vocabulary, if any.
 
     Returns:
       float32 [T, V]; masked tokens are -inf. At temperature 0 the logits come back unchanged, since
@@ -115,14 +121,14 @@ def transform(logits: jax.Array, params: SamplingParams) -> jax.Array:
     is_greedy = params.temperature <= 0
     scaled = logits / jnp.where(is_greedy, jnp.float32(1), params.temperature)
     order = _order_keys(scaled)
-    vocab_size = logits.shape[-1]
+    vocab_size = logits.shape[-1] * (1 if model_axis is None else jax.lax.axis_size(model_axis))
     # Ties with the last kept token stay (HF transformers keeps them for top-k, not for top-p).
     k = jnp.where(params.top_k <= 0, vocab_size, jnp.minimum(params.top_k, vocab_size))
-    floor = _largest_floor(order, jnp.ones_like(scaled), k.astype(jnp.float32))
+    floor = _largest_floor(order, jnp.ones_like(scaled), k.astype(jnp.float32), model_axis)
     kept = jnp.where(order >= floor, scaled, -jnp.inf)
     # At top_p = 1 rounding must not cut the tail: no floor reaches a mass of 2, so all stay.
     mass = jnp.where(params.top_p >= 1, jnp.float32(2), params.top_p)
-    floor = jnp.maximum(floor, _largest_floor(order, jax.nn.softmax(kept, axis=-1), mass))
+    floor = jnp.maximum(floor, _largest_floor(order, _softmax(kept, model_axis), mass, model_axis))
     masked = jnp.where((order >= floor) | jnp.isnan(scaled), scaled, -jnp.inf)  # NaN must show
     return jnp.where(is_greedy, logits, masked)
 
@@ -135,7 +141,18 @@ def _order_keys(values: jax.Array) -> jax.Array:
     return jnp.where(is_negative, ~bits, bits | jnp.uint32(1 << 31))
 
 
-def _largest_floor(order: jax.Array, weights: jax.Array, wanted: jax.Array) -> jax.Array:
+def _softmax(logits: jax.Array, model_axis: str | None) -> jax.Array:
+    """Returns the probabilities of this device's part of the vocabulary, [T, V]."""
+    if model_axis is None:
+        return jax.nn.softmax(logits, axis=-1)
+    top = jax.lax.pmax(jnp.max(logits, axis=-1, keepdims=True), model_axis)
+    weights = jnp.exp(logits - top)
+    return weights / jax.lax.psum(jnp.sum(weights, axis=-1, keepdims=True), model_axis)
+
+
+def _largest_floor(
+    order: jax.Array, weights: jax.Array, wanted: jax.Array, model_axis: str | None
+) -> jax.Array:
     """Returns the largest key above which the weights still add up to `wanted`, uint32 [T, 1].
 
     A radix select: 32 passes of compare and sum, where sorting the vocabulary would take longer
@@ -145,11 +162,14 @@ def _largest_floor(order: jax.Array, weights: jax.Array, wanted: jax.Array) -> j
       order: Keys, uint32 [T, V].
       weights: Nonnegative, float32 [T, V].
       wanted: float32 [].
+      model_axis: As in `transform`.
     """
 
     def step(index: jax.Array, floor: jax.Array) -> jax.Array:
         raised = floor | (jnp.uint32(1 << 31) >> index.astype(jnp.uint32))
         total = jnp.sum(jnp.where(order >= raised, weights, 0.0), axis=-1, keepdims=True)
+        if model_axis is not None:
+            total = jax.lax.psum(total, model_axis)
         return jnp.where(total >= wanted, raised, floor)
 
     return jax.lax.fori_loop(0, 32, step, jnp.zeros((*order.shape[:-1], 1), jnp.uint32))
@@ -161,7 +181,8 @@ def gumbel_noise(key: jax.Array, position: jax.Array, vocab_size: int) -> jax.Ar
     Args:
       key: The request's key.
       position: Index in the sequence of the token to be drawn, int32 [].
-      vocab_size: V.
+      vocab_size: V. The noise of an id does not depend on it, so that a padded vocabulary draws
+        the same tokens.
 
     Returns:
       float32 [V].
@@ -176,7 +197,11 @@ def rule_key(key: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def perturb(
-    logits: jax.Array, params: SamplingParams, position: jax.Array
+    logits: jax.Array,
+    params: SamplingParams,
+    position: jax.Array,
+    *,
+    model_axis: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Transforms one request's logits and adds its noise.
 
@@ -184,14 +209,20 @@ def perturb(
       logits: [T, V].
       params: Scalar leaves.
       position: Absolute position of the token that row 0 predicts, int32 [].
+      model_axis: Mesh axis that divides the vocabulary, if any.
 
     Returns:
       The transformed logits and the noisy logits, both float32 [T, V]. At temperature 0 both are
       the input.
     """
-    clean = transform(logits, params)
+    clean = transform(logits, params, model_axis=model_axis)
     positions = position + jnp.arange(logits.shape[0], dtype=jnp.int32)
-    noise = jax.vmap(gumbel_noise, in_axes=(None, 0, None))(params.key, positions, logits.shape[-1])
+    size = logits.shape[-1]
+    whole = size if model_axis is None else size * jax.lax.axis_size(model_axis)
+    noise = jax.vmap(gumbel_noise, in_axes=(None, 0, None))(params.key, positions, whole)
+    if model_axis is not None:
+        start = jax.lax.axis_index(model_axis) * size
+        noise = jax.lax.dynamic_slice_in_dim(noise, start, size, axis=1)
     noisy = jnp.where(params.temperature > 0, clean + noise, clean)
     # Written out once: fused into every reader, the noise would be drawn again in each.
     return jax.lax.optimization_barrier((clean, noisy))

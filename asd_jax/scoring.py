@@ -4,6 +4,9 @@ Acceptance needs the target's argmax, its logit and the draft token's logit. `sc
 them in one maximum over [G+1, V] plus work on one chunk of the vocabulary a row: chunk maxima
 first, then the argmax inside the winning chunk. A plain argmax would be a second pass, and XLA's
 (value, index) reduction does not vectorise.
+
+Where a mesh axis divides the vocabulary, each device does this for its part and only the winners
+are compared: [G+1] numbers a row are exchanged, never a row of logits.
 """
 
 from __future__ import annotations
@@ -33,7 +36,11 @@ class TokenScores(struct.PyTreeNode):
 
 
 def score_drafts(
-    logits: jax.Array, draft_tokens: jax.Array, *, vocab_major: bool = False
+    logits: jax.Array,
+    draft_tokens: jax.Array,
+    *,
+    vocab_major: bool = False,
+    model_axis: str | None = None,
 ) -> TokenScores:
     """Reads a block's scores off the target's logits.
 
@@ -42,6 +49,7 @@ def score_drafts(
       draft_tokens: int32 [..., G].
       vocab_major: Which of the two layouts `logits` has, static. Both are read in place: turning
         one into the other would cost more than the whole pass.
+      model_axis: Mesh axis that divides the vocabulary, if any. V is then the part of one device.
 
     Returns:
       `TokenScores` with the batch dimensions in front.
@@ -49,16 +57,31 @@ def score_drafts(
     axis = 0 if vocab_major else -1
     vocab_size = logits.shape[axis]
     target_tokens, top_logits = _argmax(logits, axis)
+    top_logits = top_logits.astype(jnp.float32)
     num_draft = draft_tokens.shape[-1]
+    first_id = 0 if model_axis is None else jax.lax.axis_index(model_axis) * vocab_size
+    draft_tokens = draft_tokens - first_id
     lookup = jnp.expand_dims(jnp.clip(draft_tokens, 0, vocab_size - 1), axis)
     scored = logits[..., :num_draft] if vocab_major else logits[..., :num_draft, :]
     draft_logits = jnp.take_along_axis(scored, lookup, axis=axis).squeeze(axis)
     in_vocab = (draft_tokens >= 0) & (draft_tokens < vocab_size)
-    return TokenScores(
-        target_tokens=target_tokens,
-        top_logits=top_logits.astype(jnp.float32),
-        draft_logits=jnp.where(in_vocab, draft_logits.astype(jnp.float32), -jnp.inf),
+    draft_logits = jnp.where(in_vocab, draft_logits.astype(jnp.float32), -jnp.inf)
+    scores = TokenScores(target_tokens, top_logits, draft_logits)
+    return scores if model_axis is None else _best_of_devices(scores, first_id, model_axis)
+
+
+def _best_of_devices(scores: TokenScores, first_id: jax.Array | int, axis: str) -> TokenScores:
+    """Joins the scores of all devices of a mesh axis: the lowest id among the highest logits."""
+    # A draft token is in one device's part and -inf elsewhere. A NaN, which a maximum may drop,
+    # becomes -inf too: its row's top is +inf, so the regret is infinite either way.
+    draft = jnp.where(jnp.isnan(scores.draft_logits), -jnp.inf, scores.draft_logits)
+    tops_and_drafts = jnp.concatenate([scores.top_logits, draft], axis=-1)
+    top, draft = jnp.split(
+        jax.lax.pmax(tops_and_drafts, axis), [scores.top_logits.shape[-1]], axis=-1
     )
+    none = jnp.iinfo(jnp.int32).max
+    token = jnp.where(scores.top_logits == top, scores.target_tokens + first_id, none)
+    return TokenScores(jax.lax.pmin(token, axis), top, draft)
 
 
 def _argmax(logits: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:

@@ -20,6 +20,7 @@ import numpy as np
 from flax import struct
 
 from asd_jax.scoring import TokenScores
+from asd_jax.sharding import Partition
 
 PyTree = Any
 
@@ -303,10 +304,14 @@ class Target(struct.PyTreeNode):
         stand at positions `cache.length[b] + t`. `logit_rows` int32 [B] asks for the logits of
         that one row only (the prefill needs no others).
       init_cache: `(batch, num_slots) -> cache`, an empty cache.
-      vocab_size: V.
+      vocab_size: Ids that stand for a token. Logits may be wider; those of padding ids are -inf.
       context_length: Largest number of positions the model was made for.
       vocab_major: Whether `forward` computes logits as [V, B, T] and hands out a transposed view;
         under jit the loop then reads them in place.
+      partition: The mesh that the weights lie on, or None for one device. With a mesh `forward`
+        and `init_cache` are the functions of one of its devices, to be called under
+        `jax.shard_map` as `asd_jax.decode` does: batches are this device's rows and logits those of
+        its part of the vocabulary.
     """
 
     params: PyTree
@@ -315,6 +320,17 @@ class Target(struct.PyTreeNode):
     vocab_size: int = struct.field(pytree_node=False)
     context_length: int = struct.field(pytree_node=False)
     vocab_major: bool = struct.field(pytree_node=False, default=False)
+    partition: Partition | None = struct.field(pytree_node=False, default=None)
+
+    @property
+    def data_axis(self) -> str | None:
+        """The mesh axis that divides requests, or None."""
+        return None if self.partition is None else self.partition.data_axis
+
+    @property
+    def model_axis(self) -> str | None:
+        """The mesh axis that divides weights and vocabulary, or None."""
+        return None if self.partition is None else self.partition.model_axis
 
 
 class Drafter(struct.PyTreeNode):
@@ -336,6 +352,7 @@ class Drafter(struct.PyTreeNode):
         num_kept [B]) -> state`. `tokens` are the target's inputs of this round, the anchor first;
         the first `num_kept` rows are now part of the committed history.
       num_draft_tokens: Proposed block length G, or None where any G will do.
+      partition: Where the weights lie on the target's mesh, as in `Target`; None: on every device.
     """
 
     params: PyTree
@@ -345,3 +362,4 @@ class Drafter(struct.PyTreeNode):
     commit: Callable[..., PyTree] = struct.field(pytree_node=False)
     name: str = struct.field(pytree_node=False, default="drafter")
     num_draft_tokens: int | None = struct.field(pytree_node=False, default=None)
+    partition: Partition | None = struct.field(pytree_node=False, default=None)

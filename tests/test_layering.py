@@ -17,10 +17,10 @@ TREES = (PACKAGE, "experiments", "benchmarks", "tests")
 # parts named here; `asd_jax/__init__` is no part and may import them all.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "scoring": frozenset(),
-    "types": frozenset({"scoring"}),
+    "sharding": frozenset(),
+    "types": frozenset({"scoring", "sharding"}),
     "sampling": frozenset({"types"}),
     "cache": frozenset({"types"}),
-    "sharding": frozenset({"types"}),
     "verifier": frozenset({"types", "scoring"}),
     "request": frozenset({"types", "sampling"}),
     "state": frozenset({"types"}),
@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "checkpoints": frozenset({"types", "sharding"}),
     "tokenizer": frozenset({"types"}),
     "drafters": frozenset({"types", "models", "cache", "sampling"}),
-    "decode": frozenset({"types", "request", "state", "round"}),
+    "decode": frozenset({"types", "sharding", "request", "state", "round"}),
 }
 MAY_IMPORT |= dict.fromkeys(("load", "training", "evaluation"), frozenset(MAY_IMPORT))
 NEVER_IN_PACKAGE = frozenset({"experiments", "benchmarks", "tests", "torch", "transformers"})

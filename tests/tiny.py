@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 from flax import nnx
 
-from asd_jax.models.layers import RopeConfig
+from asd_jax.load import TargetLayout
+from asd_jax.models import MODELS
+from asd_jax.models.rope import RopeConfig
 from asd_jax.models.transformer import Transformer, TransformerConfig, as_target
 from asd_jax.types import Drafter, Proposal, Target
 
@@ -109,3 +114,41 @@ def random_script(
     lengths = rng.integers(0, num_draft + 1, (batch, num_slots))
     lengths = np.where(rng.random(lengths.shape) < 0.6, num_draft, lengths)
     return tokens, lengths
+
+
+# A released layout that every mesh of 8 devices can hold: heads divide, two key/value heads must be
+# copied beyond two devices, and the vocabulary needs padding.
+HF_CONFIG = {
+    "model_type": "qwen3",
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "eos_token_id": 60,
+}
+
+
+def write_checkpoint(directory: Path, config: dict = HF_CONFIG, *, seed: int = 0) -> Path:
+    """Writes a random model in the released layout, with logits about a unit apart."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    layout = TargetLayout.of(MODELS[config["model_type"]].read_config(config), jnp.float32, None)
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for path, shape in layout.shapes.items():
+        scale = {1: 0.2, 2: shape[-1] ** -0.5}[len(shape)]
+        value = rng.normal(size=shape) * scale + ("norm" in path)
+        name = path.replace("/", ".")
+        name = "lm_head.weight" if path == "lm_head" else f"model.{name}"
+        name = "model.embed_tokens.weight" if path == "embed_tokens" else name
+        tensors[name] = value.astype(np.float32)
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+    return directory

@@ -30,7 +30,12 @@ from asd_jax.checkpoints.source import (
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_SIDE_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_SIDE_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.json",
+)
 # The safetensors library refuses longer headers too; a random file would ask for exabytes.
 _MAX_HEADER = 100_000_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from asd_jax.models import llama
+from asd_jax.models import checkpoint_keys, llama, qwen2, qwen3
 from asd_jax.models.transformer import TransformerConfig
 
 
@@ -19,11 +19,15 @@ class ModelFamily(NamedTuple):
     """
 
     read_config: Callable[[Mapping[str, Any]], TransformerConfig]
-    key_rules: tuple[tuple[str, str], ...]
-    ignored_keys: tuple[str, ...]
+    key_rules: tuple[tuple[str, str], ...] = checkpoint_keys.KEY_RULES
+    ignored_keys: tuple[str, ...] = checkpoint_keys.IGNORED_KEYS
 
-
-_LLAMA = ModelFamily(llama.read_config, llama.KEY_RULES, llama.IGNORED_KEYS)
 
 # By `model_type` of config.json.
-MODELS: dict[str, ModelFamily] = {"llama": _LLAMA, "mistral": _LLAMA, "smollm": _LLAMA}
+MODELS: dict[str, ModelFamily] = {
+    "llama": ModelFamily(llama.read_config),
+    "mistral": ModelFamily(llama.read_config),
+    "qwen2": ModelFamily(qwen2.read_config),
+    "qwen3": ModelFamily(qwen3.read_config),
+    "smollm": ModelFamily(llama.read_config),
+}

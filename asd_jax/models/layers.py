@@ -4,92 +4,39 @@ Activations are feature-major, [D, M] with M = B * T, and every product is `weig
 checkpoint's own [out, in] weights: on CPU this is the fastest form for the few columns that a
 decode step has, and nothing is transposed when loading. Attention is a product batched over
 [B, K] with the query group folded into rows.
+
+On a mesh every device runs these layers on its own part of the heads and of the feed-forward
+network, and the products that mix parts (`reduce_axis`) end in a sum over the mesh axis.
 """
 
 from __future__ import annotations
-
-import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from asd_jax.cache import write_slots
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeConfig:
-    """Rotary position embedding.
-
-    Attributes:
-      theta: Base of the frequencies.
-      kind: "default", "linear" or "llama3".
-      factor: Context extension of "linear" and "llama3".
-      low_freq_factor: Of "llama3": wavelengths above original / low are divided by `factor`.
-      high_freq_factor: Of "llama3": wavelengths below original / high are kept.
-      original_max_position: Of "llama3": the context that the model was first trained with.
-    """
-
-    theta: float = 10000.0
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
-
-    def inverse_frequencies(self, head_dim: int) -> tuple[float, ...]:
-        """Returns the H / 2 angular frequencies in radians a position.
-
-        Raises:
-          ValueError: Unknown `kind`.
-        """
-        freqs = [self.theta ** (-2.0 * j / head_dim) for j in range(head_dim // 2)]
-        if self.kind == "default":
-            return tuple(freqs)
-        if self.kind == "linear":
-            return tuple(f / self.factor for f in freqs)
-        if self.kind == "llama3":
-            return tuple(self._llama3(f) for f in freqs)
-        raise ValueError(f"rope kind: got {self.kind!r}, allowed is default, linear or llama3")
-
-    def _llama3(self, freq: float) -> float:
-        wavelength = 2 * math.pi / freq
-        longest = self.original_max_position / self.low_freq_factor
-        shortest = self.original_max_position / self.high_freq_factor
-        if wavelength > longest:
-            return freq / self.factor
-        if wavelength < shortest:
-            return freq
-        smooth = (self.original_max_position / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
-        return (1 - smooth) * freq / self.factor + smooth * freq
-
-
-def rope_tables(
-    rope: RopeConfig, head_dim: int, positions: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns cosines and sines, float32 [H / 2, M], for positions int32 [M]."""
-    frequencies = jnp.asarray(rope.inverse_frequencies(head_dim), jnp.float32)
-    angles = frequencies[:, None] * positions.astype(jnp.float32)[None, :]
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates [N, H, M] by tables [H / 2, M], pairing feature j with j + H / 2 (HF's layout)."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=1)
-    cos, sin = cos[None], sin[None]
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
-    return rotated.astype(x.dtype)
+from asd_jax.models.rope import apply_rope
 
 
 class Linear(nnx.Module):
-    """A product with a weight [out, in], and a bias [out] where there is one."""
+    """A product with a weight [out, in], and a bias [out] where there is one.
+
+    With a `reduce_axis` each device of that mesh axis holds some of the input features, and the
+    products are summed over it.
+    """
 
     def __init__(
-        self, in_dim: int, out_dim: int, *, bias: bool, dtype: jnp.dtype, rngs: nnx.Rngs
+        self,
+        in_dim: int,
+        out_dim: int,
+        *,
+        bias: bool,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        reduce_axis: str | None = None,
     ) -> None:
+        self.reduce_axis = reduce_axis
         scale = in_dim**-0.5
         self.weight = nnx.Param(jax.random.normal(rngs.params(), (out_dim, in_dim), dtype) * scale)
         self.bias = nnx.Param(jnp.zeros((out_dim,), dtype)) if bias else None
@@ -97,6 +44,8 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [in, M] to [out, M]."""
         y = self.weight[...] @ x
+        if self.reduce_axis is not None:
+            y = jax.lax.psum(y, self.reduce_axis)
         return y if self.bias is None else y + self.bias[...][:, None]
 
 
@@ -119,12 +68,23 @@ class RMSNorm(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """SwiGLU feed-forward network."""
+    """SwiGLU feed-forward network; `hidden_dim` is this device's part."""
 
-    def __init__(self, dim: int, hidden_dim: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.gate_proj = Linear(dim, hidden_dim, bias=False, dtype=dtype, rngs=rngs)
-        self.up_proj = Linear(dim, hidden_dim, bias=False, dtype=dtype, rngs=rngs)
-        self.down_proj = Linear(hidden_dim, dim, bias=False, dtype=dtype, rngs=rngs)
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        *,
+        bias: bool,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+        model_axis: str | None = None,
+    ) -> None:
+        self.gate_proj = Linear(dim, hidden_dim, bias=bias, dtype=dtype, rngs=rngs)
+        self.up_proj = Linear(dim, hidden_dim, bias=bias, dtype=dtype, rngs=rngs)
+        self.down_proj = Linear(
+            hidden_dim, dim, bias=bias, dtype=dtype, rngs=rngs, reduce_axis=model_axis
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [D, M] to [D, M]."""
@@ -132,7 +92,11 @@ class MLP(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention over a cache of per-row length."""
+    """Grouped-query attention over a cache of per-row length; heads are this device's part.
+
+    With a `sliding_window` a token sees itself and the `sliding_window - 1` before it. The cache
+    keeps all slots and the window is a mask, so rolling back is what it is everywhere else.
+    """
 
     def __init__(
         self,
@@ -141,21 +105,35 @@ class Attention(nnx.Module):
         num_kv_heads: int,
         head_dim: int,
         *,
-        bias: bool,
+        qkv_bias: bool,
+        output_bias: bool,
         qk_norm_eps: float | None,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
+        sliding_window: int | None = None,
+        model_axis: str | None = None,
     ) -> None:
+        self.sliding_window = sliding_window
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         kv_dim = num_kv_heads * head_dim
-        self.q_proj = Linear(dim, num_heads * head_dim, bias=bias, dtype=dtype, rngs=rngs)
-        self.k_proj = Linear(dim, kv_dim, bias=bias, dtype=dtype, rngs=rngs)
-        self.v_proj = Linear(dim, kv_dim, bias=bias, dtype=dtype, rngs=rngs)
-        self.o_proj = Linear(num_heads * head_dim, dim, bias=False, dtype=dtype, rngs=rngs)
-        self.q_norm = self.k_norm = None
-        if qk_norm_eps is not None:
-            self.q_norm = RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype, rngs=rngs)
-            self.k_norm = RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype, rngs=rngs)
+        self.q_proj = Linear(dim, num_heads * head_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
+        self.k_proj = Linear(dim, kv_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
+        self.v_proj = Linear(dim, kv_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
+        self.o_proj = Linear(
+            num_heads * head_dim,
+            dim,
+            bias=output_bias,
+            dtype=dtype,
+            rngs=rngs,
+            reduce_axis=model_axis,
+        )
+
+        def norm() -> RMSNorm | None:
+            if qk_norm_eps is None:
+                return None
+            return RMSNorm(head_dim, eps=qk_norm_eps, dtype=dtype, rngs=rngs)
+
+        self.q_norm, self.k_norm = norm(), norm()
 
     def __call__(
         self,
@@ -203,6 +181,8 @@ class Attention(nnx.Module):
         query_position = length[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
         slot = jnp.arange(num_slots, dtype=jnp.int32)
         visible = slot[None, None, :] <= query_position[:, :, None]
+        if self.sliding_window is not None:
+            visible &= slot[None, None, :] > query_position[:, :, None] - self.sliding_window
         scores = jnp.where(visible[:, None, :, None, :], scores, jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
         weights = weights.reshape(batch, num_kv_heads, num_tokens * group, num_slots)

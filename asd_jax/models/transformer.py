@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from asd_jax.cache import KVCache, init_cache
-from asd_jax.models.layers import MLP, Attention, RMSNorm, RopeConfig, rope_tables
+from asd_jax.models.layers import MLP, Attention, RMSNorm
+from asd_jax.models.rope import RopeConfig, rope_tables
+from asd_jax.sharding import Partition
 from asd_jax.types import Target, TargetOutput
 
 
@@ -19,7 +21,7 @@ class TransformerConfig:
     """Sizes and flags of a dense decoder; hashable, so it is a static jit argument.
 
     Attributes:
-      vocab_size: V.
+      vocab_size: V, rows of the embedding and of the output projection.
       hidden_size: D.
       num_layers: L.
       num_heads: N.
@@ -28,10 +30,16 @@ class TransformerConfig:
       intermediate_size: Width of the feed-forward network.
       norm_eps: Epsilon of every RMS norm.
       rope: Rotary embedding.
-      max_position: Positions that the model was made for.
+      max_position: Positions that the model was made for, with its stretched RoPE.
       qkv_bias: Whether the q, k and v projections have a bias (Qwen2).
+      output_bias: Whether the attention's output projection has one.
+      mlp_bias: Whether the feed-forward network has them.
       qk_norm: Whether queries and keys are normalised per head before RoPE (Qwen3).
       tie_word_embeddings: Whether the output projection is the embedding.
+      sliding_window: Tokens that a token of a sliding layer sees, itself included.
+      sliding_layers: Those layers, from 0; all others see everything.
+      num_token_ids: Ids that stand for a token. The vocabulary's rows behind them are padding,
+        whose logits are -inf. None: all rows.
       feature_layers: Residual streams handed to drafters, as HF hidden_states indices: 0 is the
         embedding, i the output of the i-th layer; all are before the final norm.
     """
@@ -47,8 +55,13 @@ class TransformerConfig:
     rope: RopeConfig
     max_position: int
     qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
     qk_norm: bool = False
     tie_word_embeddings: bool = True
+    sliding_window: int | None = None
+    sliding_layers: tuple[int, ...] = ()
+    num_token_ids: int | None = None
     feature_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -65,26 +78,106 @@ class TransformerConfig:
         out_of_range = [i for i in self.feature_layers if not 0 <= i <= self.num_layers]
         if out_of_range:
             raise ValueError(f"feature_layers: got {out_of_range}, allowed is 0..{self.num_layers}")
+        if self.num_token_ids is not None and not 1 <= self.num_token_ids <= self.vocab_size:
+            raise ValueError(
+                f"num_token_ids: got {self.num_token_ids}, allowed is 1..{self.vocab_size}, the "
+                "size of the vocabulary"
+            )
+
+    def window(self, layer: int) -> int | None:
+        """Returns how many tokens a token of the layer sees, or None for all before it."""
+        return self.sliding_window if layer in self.sliding_layers else None
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceShare:
+    """What one device of the mesh's model axis holds; the whole model where there is no such axis.
+
+    Attributes:
+      axis: Name of the mesh axis, or None.
+      num_heads: Query heads here.
+      num_kv_heads: Key/value heads here.
+      intermediate_size: Feed-forward features here.
+      vocab_size: Vocabulary rows here.
+      kv_copies: Devices that hold the same key/value head.
+    """
+
+    axis: str | None
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    vocab_size: int
+    kv_copies: int = 1
+
+
+def device_share(config: TransformerConfig, size: int = 1, axis: str | None = None) -> DeviceShare:
+    """Divides a model among the `size` devices of a mesh axis.
+
+    Query heads, feed-forward features and vocabulary rows are divided; so are key/value heads, or
+    each stands on `size / K` devices where the axis has more devices than the model has of them.
+    The vocabulary is padded to a multiple of `size`.
+
+    Raises:
+      ValueError: A size that cannot be divided, named with what is allowed.
+    """
+    for name in ("num_heads", "intermediate_size"):
+        if getattr(config, name) % size:
+            raise ValueError(
+                f"mesh model axis: got {size}, allowed is a divisor of {name} "
+                f"{getattr(config, name)}"
+            )
+    num_kv_heads = config.num_kv_heads
+    if num_kv_heads % size and size % num_kv_heads:
+        raise ValueError(
+            f"mesh model axis: got {size}, allowed is a divisor or a multiple of num_kv_heads "
+            f"{num_kv_heads}"
+        )
+    return DeviceShare(
+        axis=axis if size > 1 else None,
+        num_heads=config.num_heads // size,
+        num_kv_heads=max(num_kv_heads // size, 1),
+        intermediate_size=config.intermediate_size // size,
+        vocab_size=-(-config.vocab_size // size),
+        kv_copies=max(size // num_kv_heads, 1),
+    )
 
 
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward network, each behind a norm and a residual."""
 
-    def __init__(self, config: TransformerConfig, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        share: DeviceShare,
+        *,
+        index: int,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ) -> None:
         dim, eps = config.hidden_size, config.norm_eps
         self.input_layernorm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
         self.self_attn = Attention(
             dim,
-            config.num_heads,
-            config.num_kv_heads,
+            share.num_heads,
+            share.num_kv_heads,
             config.head_dim,
-            bias=config.qkv_bias,
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
             qk_norm_eps=config.norm_eps if config.qk_norm else None,
             dtype=dtype,
             rngs=rngs,
+            sliding_window=config.window(index),
+            model_axis=share.axis,
         )
         self.post_attention_layernorm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
-        self.mlp = MLP(dim, config.intermediate_size, dtype=dtype, rngs=rngs)
+        self.mlp = MLP(
+            dim,
+            share.intermediate_size,
+            bias=config.mlp_bias,
+            dtype=dtype,
+            rngs=rngs,
+            model_axis=share.axis,
+        )
 
     def __call__(
         self,
@@ -101,16 +194,27 @@ class DecoderLayer(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """A dense decoder. Holds weights only: the cache goes in and comes out."""
+    """A dense decoder, or one device's share of it. Holds weights only: the cache goes in and out.
+
+    With a share of a mesh axis the call must run inside `jax.shard_map` over that axis; its logits
+    are then those of this device's vocabulary rows, everything else is the same on every device.
+    """
 
     def __init__(
-        self, config: TransformerConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs
+        self,
+        config: TransformerConfig,
+        *,
+        share: DeviceShare | None = None,
+        dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
     ) -> None:
         self.config = config
-        table = (config.vocab_size, config.hidden_size)
+        self.share = share = device_share(config) if share is None else share
+        table = (share.vocab_size, config.hidden_size)
         self.embed_tokens = nnx.Param(jax.random.normal(rngs.params(), table, dtype) * 0.02)
         self.layers = nnx.List(
-            DecoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(config.num_layers)
+            DecoderLayer(config, share, index=i, dtype=dtype, rngs=rngs)
+            for i in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, rngs=rngs)
         self.lm_head = (
@@ -136,7 +240,7 @@ class Transformer(nnx.Module):
         batch, num_tokens = tokens.shape
         positions = cache.length[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
         rope = rope_tables(config.rope, config.head_dim, positions.reshape(-1))
-        x = jnp.take(self.embed_tokens[...], tokens.reshape(-1), axis=0, mode="clip").T
+        x = self._embed(tokens.reshape(-1))
 
         streams, keys, values = [x], [], []
         for layer, layer_keys, layer_values in zip(
@@ -156,9 +260,7 @@ class Transformer(nnx.Module):
             scored = jnp.take_along_axis(
                 hidden.reshape(-1, batch, num_tokens), logit_rows[None, :, None], axis=2
             ).reshape(-1, batch)
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        logits = head[...] @ scored
-        logits = logits.reshape(config.vocab_size, batch, -1).transpose(1, 2, 0)
+        logits = self._logits(scored).reshape(self.share.vocab_size, batch, -1).transpose(1, 2, 0)
         tapped = [batch_major(streams[i]) for i in config.feature_layers]
         features = (
             jnp.concatenate(tapped, axis=-1)
@@ -171,6 +273,32 @@ class Transformer(nnx.Module):
             features=features,
             cache=cache.replace(keys=tuple(keys), values=tuple(values)),
         )
+
+    def _embed(self, tokens: jax.Array) -> jax.Array:
+        """Looks tokens [M] up: [D, M]. Each device adds the rows that it holds."""
+        axis = self.share.axis
+        if axis is None:
+            return jnp.take(self.embed_tokens[...], tokens, axis=0, mode="clip").T
+        here = jnp.clip(tokens, 0, self.config.vocab_size - 1) - self._first_row()
+        is_here = (here >= 0) & (here < self.share.vocab_size)
+        rows = jnp.take(self.embed_tokens[...], here, axis=0, mode="clip")
+        return jax.lax.psum(jnp.where(is_here[:, None], rows, jnp.zeros_like(rows)), axis).T
+
+    def _logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps [D, M] to the logits of this device's rows, [V, M]."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        logits = head[...] @ hidden
+        num_ids = self.config.num_token_ids or self.config.vocab_size
+        size = self.share.vocab_size
+        if self.share.axis is None and num_ids == size:
+            return logits
+        row = self._first_row() + jnp.arange(size, dtype=jnp.int32)
+        return jnp.where(row[:, None] < num_ids, logits, jnp.asarray(-jnp.inf, logits.dtype))
+
+    def _first_row(self) -> jax.Array:
+        """Returns the id of this device's first vocabulary row, int32 []."""
+        axis = self.share.axis
+        return jnp.int32(0) if axis is None else jax.lax.axis_index(axis) * self.share.vocab_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,24 +323,45 @@ class _InitCache:
     """`Target.init_cache` of a dense decoder."""
 
     config: TransformerConfig
+    share: DeviceShare
     dtype: jnp.dtype
 
     def __call__(self, batch: int, num_slots: int) -> KVCache:
-        config = self.config
-        return init_cache(
-            config.num_layers, batch, config.num_kv_heads, num_slots, config.head_dim, self.dtype
-        )
+        config, heads = self.config, self.share.num_kv_heads
+        return init_cache(config.num_layers, batch, heads, num_slots, config.head_dim, self.dtype)
 
 
-def as_target(model: Transformer) -> Target:
-    """Returns the module as a `Target`: weights as leaves, the rest as pure functions."""
+def as_target(model: Transformer, partition: Partition | None = None) -> Target:
+    """Returns the module as a `Target`: weights as leaves, the rest as pure functions.
+
+    Args:
+      model: Whole, or one device's share with weights [...] of the whole mesh.
+      partition: Where the weights lie, for a share.
+    """
     graphdef, params = nnx.split(model)
     config = model.config
     return Target(
         params=params,
         forward=_Forward(graphdef),
-        init_cache=_InitCache(config, jnp.dtype(model.embed_tokens.dtype)),
-        vocab_size=config.vocab_size,
+        init_cache=_InitCache(config, model.share, jnp.dtype(model.embed_tokens.dtype)),
+        vocab_size=config.num_token_ids or config.vocab_size,
         context_length=config.max_position,
         vocab_major=True,
+        partition=partition,
     )
+
+
+# Parameter paths (regex) -> logical axes; `asd_jax.sharding.RULES` says where those lie.
+PARAM_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"embed_tokens|lm_head", ("vocab", "embed")),
+    (r".*/q_proj/weight", ("heads", "embed")),
+    (r".*/q_proj/bias", ("heads",)),
+    (r".*/[kv]_proj/weight", ("kv_heads", "embed")),
+    (r".*/[kv]_proj/bias", ("kv_heads",)),
+    (r".*/o_proj/weight", ("embed", "heads")),
+    (r".*/(gate|up)_proj/weight", ("mlp", "embed")),
+    (r".*/(gate|up)_proj/bias", ("mlp",)),
+    (r".*/down_proj/weight", ("embed", "mlp")),
+    (r".*/(o|down)_proj/bias", ("embed",)),
+    (r".*norm/weight", ("embed",)),
+)

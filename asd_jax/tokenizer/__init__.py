@@ -11,8 +11,10 @@ from pathlib import Path
 from asd_jax.tokenizer.codec import StreamDecoder, Tokenizer
 from asd_jax.tokenizer.gguf_tokenizer import TokenizerSource, from_gguf
 from asd_jax.tokenizer.hf_tokenizer import from_hf
+from asd_jax.tokenizer.ids_only import IdsOnly, ids_only, without_tokenizer
 
 __all__ = [
+    "IdsOnly",
     "StreamDecoder",
     "Tokenizer",
     "check_vocabulary",
@@ -25,10 +27,16 @@ __all__ = [
 def from_checkpoint(source: TokenizerSource) -> Tokenizer:
     """Builds the tokenizer of an opened checkpoint of either format.
 
+    A model directory without any tokenizer file gives `IdsOnly`, which takes and gives ids.
+
     Raises:
       ValueError: As `from_hf`, `from_gguf` and `check_vocabulary`.
     """
     directory = source.tokenizer.get("directory")
+    if directory is not None and without_tokenizer(Path(directory)):
+        if not isinstance(source.config.get("vocab_size"), int):
+            raise ValueError(f"{source.path}: has neither a tokenizer nor a vocab_size")
+        return ids_only(source.config, source.generation_config, Path(source.path))
     tokenizer = from_gguf(source) if directory is None else from_hf(directory)
     vocab_size = source.config.get("vocab_size")
     if isinstance(vocab_size, int):  # that it must be one is for the model's config reader to say

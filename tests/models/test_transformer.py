@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 from asd_jax.cache import rollback, write_slots
-from asd_jax.models import MODELS, llama
-from asd_jax.models.layers import RopeConfig, apply_rope, rope_tables
+from asd_jax.models import MODELS, checkpoint_keys, llama
+from asd_jax.models.rope import RopeConfig, apply_rope, rope_tables
 from asd_jax.models.transformer import Transformer, as_target
 from tests import tiny
 
@@ -130,9 +130,9 @@ BASE = dict(
         (dict(head_dim=7), "head_dim: got 7"),
         (dict(rms_norm_eps=-1e-5), "rms_norm_eps: got -1e-05"),
         (dict(hidden_act="gelu"), "hidden_act: got 'gelu'"),
-        (dict(attention_bias=True), "attention_bias: got True"),
-        (dict(mlp_bias=True), "mlp_bias: got True"),
-        (dict(sliding_window=128), "sliding_window: got 128"),
+        (dict(attention_bias=1), "attention_bias: got 1"),
+        (dict(mlp_bias="yes"), "mlp_bias: got 'yes'"),
+        (dict(model_type="mistral", sliding_window=0), "sliding_window: got 0"),
         (dict(tie_word_embeddings=1), "tie_word_embeddings: got 1"),
         (dict(rope_scaling={"type": "spiral"}), "rope_type: got 'spiral'"),
         (dict(rope_scaling={"type": "linear"}), "factor: missing"),
@@ -211,7 +211,7 @@ def _hf_pair(**changes):
     }
     mapped = map_tensors(
         sources,
-        [KeyRule(*rule) for rule in llama.KEY_RULES],
+        [KeyRule(*rule) for rule in checkpoint_keys.KEY_RULES],
         {path: leaf.shape for path, leaf in flat.items()},
     )
     placed = [(path, leaf.replace(jnp.asarray(mapped[path].read()))) for path, leaf in flat.items()]

@@ -1,0 +1,14 @@
+"""From a path or an id to a target, a tokenizer and a drafter ready to decode."""
+
+from asd_jax.load.drafter import load_drafter
+from asd_jax.load.layout import TargetLayout
+from asd_jax.load.target import LoadedTarget, default_dtype, load_target, save_target
+
+__all__ = [
+    "LoadedTarget",
+    "TargetLayout",
+    "default_dtype",
+    "load_drafter",
+    "load_target",
+    "save_target",
+]

