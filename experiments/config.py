@@ -83,6 +83,41 @@ class VerifierConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How requests and weights are divided; see `asd_jax.sharding`."""
+
+    data: int = _setting(
+        1,
+        lambda value: value == -1 or 1 <= value <= 65536,
+        "a whole number >= 1, or -1 for all that mesh.model leaves",
+        kind=int,
+        about="devices that divide the requests",
+    )
+    model: int = _whole(1, 1, "devices that divide the weights", high=65536)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessesConfig:
+    """How several processes find each other; see `experiments.processes`."""
+
+    coordinator: str | None = _text(
+        None, "HOST:PORT of process 0; auto on a TPU pod or under SLURM; None: a single process"
+    )
+    count: int | None = _setting(
+        None, lambda value: value >= 1, "a whole number >= 1, or None", kind=int,
+        about="processes in all; None with coordinator auto",
+    )  # fmt: skip
+    index: int | None = _setting(
+        None, lambda value: value >= 0, "a whole number >= 0, or None", kind=int,
+        about="number of this process, from 0; None with coordinator auto",
+    )  # fmt: skip
+    cpu_devices: int | None = _setting(
+        None, lambda value: value >= 1, "a whole number >= 1, or None", kind=int,
+        about="devices that the CPU of this process stands for; for trials without accelerators",
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
 class RunConfig:
     """One run of `experiments.decode`."""
 
@@ -113,6 +148,16 @@ class RunConfig:
     resume: bool = _flag(False, "go on with an output file")
     dtype: str = _choice("auto", ("auto", "float32", "bfloat16"), "type of weights and cache")
     compilation_cache: str = _text("auto", "folder, auto (the user's cache folder) or off")
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    processes: ProcessesConfig = dataclasses.field(default_factory=ProcessesConfig)
+
+
+# Fields that are groups of fields.
+_GROUPS: dict[str, type] = {
+    "verifier": VerifierConfig,
+    "mesh": MeshConfig,
+    "processes": ProcessesConfig,
+}
 
 
 def default_config() -> ml_collections.ConfigDict:
@@ -124,7 +169,7 @@ def _config_dict(cls: type) -> ml_collections.ConfigDict:
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         if not field.metadata:
-            fields[field.name] = _config_dict(VerifierConfig)
+            fields[field.name] = _config_dict(_GROUPS[field.name])
         elif field.default is None:
             fields[field.name] = config_dict.placeholder(field.metadata["kind"])
         else:
@@ -146,7 +191,11 @@ def field_table() -> list[tuple[str, str, str]]:
 
 def _fields() -> dict[str, dataclasses.Field]:
     """Returns the leaf fields by dotted name."""
-    nested = {f"verifier.{field.name}": field for field in dataclasses.fields(VerifierConfig)}
+    nested = {
+        f"{group}.{field.name}": field
+        for group, cls in _GROUPS.items()
+        for field in dataclasses.fields(cls)
+    }
     own = {field.name: field for field in dataclasses.fields(RunConfig) if field.metadata}
     return own | nested
 
@@ -157,7 +206,7 @@ def unknown_field(name: str) -> str | None:
     Args:
       name: Dotted, without the leading "config.".
     """
-    known = [*_fields(), "verifier"]
+    known = [*_fields(), *_GROUPS]
     if name in known:
         return None
     close = difflib.get_close_matches(name, known, n=1)
@@ -194,8 +243,11 @@ def from_config_dict(config: Mapping[str, Any]) -> RunConfig:
         problems += _misfits(values)
     if problems:
         raise ConfigError("\n".join(problems))
-    verifier = {n.split(".")[1]: values.pop(n) for n in list(values) if n.startswith("verifier.")}
-    return RunConfig(verifier=VerifierConfig(**verifier), **values)
+    for group, cls in _GROUPS.items():
+        prefix = f"{group}."
+        own = {n.removeprefix(prefix): values.pop(n) for n in [*values] if n.startswith(prefix)}
+        values[group] = cls(**own)
+    return RunConfig(**values)
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -245,6 +297,37 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
         problems.append(f"arms: got {', '.join(arms)}, allowed is greedy with drafter none")
     if values["resume"] and values["output"] is None:
         problems.append("resume: got True, allowed with an output to go on with")
+    if values["mesh.data"] > 0 and values["batch_size"] % values["mesh.data"]:
+        problems.append(
+            f"batch_size: got {values['batch_size']}, allowed is a multiple of mesh.data "
+            f"{values['mesh.data']}"
+        )
+    return problems + _process_misfits(values)
+
+
+def _process_misfits(values: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with the fields by which processes find each other."""
+    names = ("processes.count", "processes.index")
+    coordinator, (count, index) = values["processes.coordinator"], (values[n] for n in names)
+    if coordinator in (None, "auto"):
+        return [
+            f"{name}: got {values[name]}, allowed is None with processes.coordinator {coordinator}"
+            for name in names
+            if values[name] is not None
+        ]
+    host, _, port = coordinator.rpartition(":")
+    problems = []
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        problems.append(
+            f"processes.coordinator: got {coordinator!r}, allowed is HOST:PORT, auto or None"
+        )
+    if count is None or index is None:
+        problems.append(
+            f"processes.count and processes.index: got {count} and {index}, allowed are whole "
+            "numbers with a coordinator"
+        )
+    elif index >= count:
+        problems.append(f"processes.index: got {index}, allowed is 0..{count - 1}")
     return problems
 
 

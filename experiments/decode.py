@@ -11,8 +11,10 @@ Reads a prompt file (one JSON object a line, see `asd_jax.evaluation.prompts`) a
     outputs/<config>-<time>.summary.json   tokens/s, acceptance and regret of each arm, and ratios
 
 An output file that exists is never overwritten. After a crash or Ctrl-C go on with
-`--config.output=FILE --config.resume=True`. Compiled programs are kept in the user's cache folder
-(`--config.compilation_cache=off` or a folder). `--help` lists all fields.
+`--config.output=FILE --config.resume=True`. `--config.mesh.data=4 --config.mesh.model=2` divides
+requests and weights over devices; for several processes see `experiments.processes`. Compiled
+programs are kept in the user's cache folder (`--config.compilation_cache=off` or a folder).
+`--help` lists all fields.
 
 Exit status: 0 done; 1 some lines or requests were bad, all others are written; 2 the configuration
 or a file cannot be used; 130 interrupted (Ctrl-C or SIGTERM), finished rows are written.
@@ -35,6 +37,7 @@ from typing import Any
 
 import jax
 from absl import app
+from jax.sharding import Mesh
 
 from asd_jax.acceptance import RULES
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
@@ -47,7 +50,7 @@ from asd_jax.evaluation.records import OutputError, Writer, row
 from asd_jax.evaluation.summary import Tally, summary_path, write_summary
 from asd_jax.load import LoadedTarget, load_drafter, load_target
 from asd_jax.types import Controls, Drafter
-from experiments import command_line
+from experiments import command_line, processes
 from experiments import config as configs
 from experiments.background import in_background
 from experiments.config import ConfigError, RunConfig
@@ -64,14 +67,14 @@ class _Run:
     display: Display
     tally: Tally
     prompts: PromptFile
-    writer: Writer
+    writer: Writer | processes.Follower
     failures: list[Any] = dataclasses.field(default_factory=list)
     has_rows: bool = False
 
     def finish(self, status: str) -> None:
         """Shows the table and writes the summary."""
         self.display.end(self.tally.summary())
-        if not self.has_rows:
+        if not self.has_rows or not processes.is_first():
             return
         usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         summary = {
@@ -102,15 +105,19 @@ def run(config: RunConfig, name: str) -> int:
       PromptError: The prompt file cannot be used.
       OutputError: The output file cannot be used.
     """
-    display = Display()
+    processes.start(config.processes)
+    mesh = processes.mesh(config.mesh, config.batch_size)
+    display = Display(is_quiet=not processes.is_first())
     prompts = read_prompts(config.prompts)
+    processes.require_same("prompts", prompts.digest)
     for problem in prompts.problems:
         display.problem(f"{config.prompts}: line {problem.line}: {problem.message}")
     selected = prompts.records[: config.limit or None]
     display.line("prompts", f"{config.prompts}: {len(selected)} of {len(prompts.records)} requests")
     # The output comes before the weights: a run that cannot be written should not load for minutes.
-    output = Path(config.output or f"outputs/{name}-{_utc_time()}.jsonl")
-    writer = Writer(output, resume=config.resume)
+    default = f"outputs/{name}-{processes.decided_by_first(_utc_time)}.jsonl"
+    output = Path(config.output or default)
+    writer = processes.open_output(output, resume=config.resume)
     current = _Run(config, display, Tally(config.arms), prompts, writer)
     is_complete = False
     try:
@@ -122,7 +129,7 @@ def run(config: RunConfig, name: str) -> int:
         if not wanted <= writer.done:
             _use_compilation_cache(config, display)
             with _told_as_config_error():
-                loaded = _load(config, display)
+                loaded = _load(config, mesh, display)
             _decode(current, selected, drafter, loaded)
         else:
             display.line("", "nothing to do: all answers are there")
@@ -173,25 +180,26 @@ def _start(current: _Run) -> None:
         prompts=current.prompts.digest,
         num_prompts=len(current.prompts.records),
     )
-    current.writer.start(header)
+    processes.start_output(current.writer, header)
     for resumed in current.writer.resumed_rows:
         current.tally.add_row(resumed)
         current.has_rows = True
 
 
-def _load(config: RunConfig, display: Display) -> LoadedTarget:
+def _load(config: RunConfig, mesh: Mesh | None, display: Display) -> LoadedTarget:
     start = time.perf_counter()
     loaded = load_target(
         config.target,
         dtype=None if config.dtype == "auto" else config.dtype,
+        mesh=mesh,
         on_progress=display.loading,
     )
     jax.block_until_ready(loaded.target.params)
     leaves = jax.tree.leaves(loaded.target.params)
     size = sum(leaf.size for leaf in leaves) / 1e6
     device = jax.devices()[0].device_kind
-    if jax.device_count() > 1:
-        device = f"{jax.device_count()} x {device}"
+    if mesh is not None:
+        device = f"{' x '.join(str(size) for size in mesh.shape.values())} x {device}"
     display.loaded(
         f"{config.target}: {size:,.1f} M parameters, {leaves[0].dtype}, on {device}",
         time.perf_counter() - start,

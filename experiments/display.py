@@ -32,12 +32,13 @@ class Display:
       compile_seconds: Time that warm-up calls took: tracing and compiling above all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        """Shows nothing but problems if `is_quiet`."""
         # A pipe that cannot show "≠" should get a "?", not end the run.
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, quiet=is_quiet)
         if not self._console.is_terminal:
             self._console.width = _PLAIN_WIDTH
         self._cache_hits: list[str] = []
@@ -70,6 +71,8 @@ class Display:
 
     def problem(self, message: str) -> None:
         """Shows something that is wrong, on stderr."""
+        if self._console.quiet:
+            return
         print(f"error: {message}", file=sys.stderr)
 
     def failure(self, failure: Failure) -> None:
@@ -79,7 +82,7 @@ class Display:
 
     def loading(self, done: int, total: int) -> None:
         """Shows how far the weights are."""
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.quiet:
             end = "\r" if done < total else "\r\x1b[K"
             self._console.file.write(f"loading  {done}/{total} tensors{end}")
             self._console.file.flush()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from asd_jax.decode import (
@@ -37,6 +36,7 @@ from asd_jax.evaluation.plan import (
     padded_sizes,
 )
 from asd_jax.sampling import sampling_params
+from asd_jax.sharding import to_host
 from asd_jax.types import Controls, Target
 
 _NO_LIMIT = np.iinfo(np.int32).max
@@ -265,7 +265,7 @@ class _Runner:
         state = jax.block_until_ready(self._rounds(arm, requests, config, state, _NO_LIMIT))
         clock.prefill += middle - start
         clock.rounds += time.perf_counter() - middle
-        result: DecodeResult = jax.tree.map(np.asarray, state.result)
+        result: DecodeResult = to_host(state.result)
         return result
 
     def _rounds(
@@ -280,5 +280,5 @@ class _Runner:
         # compiled loop serves all prompt lengths.
         requests = dataclasses.replace(requests, prompt_tokens=requests.prompt_tokens[:, :1])
         return run_rounds(
-            self._target, arm.drafter, arm.rule, requests, config, state, jnp.int32(num_rounds)
+            self._target, arm.drafter, arm.rule, requests, config, state, np.int32(num_rounds)
         )

@@ -15,7 +15,18 @@ import jax
 _PACKAGES = ("asd_jax", "jax", "jaxlib", "flax", "numpy")
 # Changing these leaves the rows that are there already valid.
 _FREE_FIELDS = frozenset(
-    {"arms", "compilation_cache", "drafter", "limit", "output", "prompts", "resume", "target"}
+    {
+        "arms",
+        "compilation_cache",
+        "drafter",
+        "limit",
+        "mesh",
+        "output",
+        "processes",
+        "prompts",
+        "resume",
+        "target",
+    }
 )
 
 
@@ -56,6 +67,7 @@ def run_header(
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,
             "count": len(devices),
+            "processes": jax.process_count(),
         },
         "commit": git_commit(),
     }
