@@ -15,8 +15,9 @@ from asd_jax.decode import (
 )
 from asd_jax.drafters.ngram import ngram
 from asd_jax.drafters.none import no_drafter
-from asd_jax.load import LoadedTarget, load_drafter, load_target
+from asd_jax.load import LoadedTarget, load_drafter, load_target, save_target
 from asd_jax.sampling import SamplingParams, sampling_params
+from asd_jax.sharding import make_mesh
 from asd_jax.types import (
     AcceptanceRule,
     Block,
@@ -55,10 +56,12 @@ __all__ = [
     "decode",
     "load_drafter",
     "load_target",
+    "make_mesh",
     "make_requests",
     "ngram",
     "no_drafter",
     "sampling_params",
+    "save_target",
     "settle",
     "stream",
     "strict",
