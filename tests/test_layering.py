@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "decode": frozenset({"types", "sharding", "request", "state", "round"}),
 }
 MAY_IMPORT |= dict.fromkeys(("load", "training", "evaluation"), frozenset(MAY_IMPORT))
+MAY_IMPORT["footprint"] = MAY_IMPORT["load"] | {"load"}
 NEVER_IN_PACKAGE = frozenset({"experiments", "benchmarks", "tests", "torch", "transformers"})
 ABSL_TREES = frozenset({"experiments", "benchmarks"})
 NO_NOUN = frozenset({"utils", "common", "helpers", "base"})

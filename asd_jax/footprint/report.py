@@ -1,0 +1,247 @@
+"""Adds up what a target and a drafter need on each device of a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from asd_jax import sharding
+from asd_jax.footprint import collectives, program, weights
+from asd_jax.footprint.chips import Chip
+from asd_jax.footprint.collectives import Collective
+from asd_jax.footprint.drafter_sizes import FAMILIES, cache_bytes_per_slot
+from asd_jax.footprint.program import ProgramMemory, Workload
+
+# Of a chip's memory: for the runtime, fragmentation, and the drafter's own temporaries.
+DEFAULT_HEADROOM = 0.1
+NOT_INCLUDED = (
+    "the drafter's own temporaries and exchanges: its program is not compiled here",
+    "the runtime's own memory and fragmentation: that is what the headroom is for",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """Bytes on each device, unless said otherwise. All devices hold the same.
+
+    Attributes:
+      data: Devices that divide the requests.
+      model: Devices that divide the weights.
+      dtype: Of weights, caches and activations.
+      workload: What is decoded.
+      feature_layers: Residual streams that the drafter reads, as hidden_states indices.
+      num_slots: Cache slots of a request.
+      target_parameters: As the checkpoint has them, on no device in particular.
+      drafter_parameters: Likewise.
+      target_weights: With padding and copied key/value heads.
+      drafter_weights: Of the drafter.
+      target_cache: Keys, values and lengths.
+      drafter_cache: Keys and values.
+      hand_over: What the drafter is handed from round to round.
+      requests_and_results: Prompts, limits, ledgers, counters and answers.
+      logits: Of one round; part of its temporaries.
+      prefill: The compiled prefill, in float32 (see `asd_jax.footprint.program`); None: not
+        compiled.
+      rounds: The compiled loop, likewise.
+      greedy_exchanges: What the devices exchange in a round of greedy requests.
+      sampled_exchanges: The same where some request samples.
+    """
+
+    data: int
+    model: int
+    dtype: str
+    workload: Workload
+    feature_layers: tuple[int, ...]
+    num_slots: int
+    target_parameters: int
+    drafter_parameters: int
+    target_weights: int
+    drafter_weights: int
+    target_cache: int
+    drafter_cache: int
+    hand_over: int
+    requests_and_results: int
+    logits: int
+    prefill: ProgramMemory | None = None
+    rounds: ProgramMemory | None = None
+    greedy_exchanges: tuple[Collective, ...] | None = None
+    sampled_exchanges: tuple[Collective, ...] | None = None
+
+    @property
+    def resident(self) -> int:
+        """Bytes that stay from the prefill to the end."""
+        return (
+            self.target_weights
+            + self.drafter_weights
+            + self.target_cache
+            + self.drafter_cache
+            + self.hand_over
+            + self.requests_and_results
+        )
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the temporaries are known."""
+        return self.prefill is not None and self.rounds is not None
+
+    @property
+    def temporaries(self) -> int:
+        """Bytes that come and go, at their largest; not compiled: the logits alone."""
+        if self.prefill is None or self.rounds is None:
+            return self.logits
+        beside_the_state = self.rounds.outputs - self.rounds.aliased
+        return max(self.prefill.temporaries, self.rounds.temporaries + beside_the_state)
+
+    @property
+    def peak(self) -> int:
+        """Most bytes at any moment; a lower bound where nothing was compiled."""
+        return self.resident + self.temporaries
+
+    def fits(self, chip: Chip, headroom: float = DEFAULT_HEADROOM) -> bool:
+        """Returns whether a chip has room.
+
+        Args:
+          chip: One of `CHIPS`.
+          headroom: Part of its memory to leave free, 0..1.
+        """
+        return self.peak <= chip.memory * (1 - headroom)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns everything for JSON, with the sums."""
+        return {
+            **dataclasses.asdict(self),
+            "greedy_exchanges": _exchange_rows(self.greedy_exchanges),
+            "sampled_exchanges": _exchange_rows(self.sampled_exchanges),
+            "resident": self.resident,
+            "temporaries": self.temporaries,
+            "peak": self.peak,
+            "is_compiled": self.is_compiled,
+            "not_included": list(NOT_INCLUDED),
+        }
+
+
+def _exchange_rows(exchanges: tuple[Collective, ...] | None) -> list[dict[str, Any]] | None:
+    if exchanges is None:
+        return None
+    return [{**each._asdict(), "bytes": each.bytes} for each in exchanges]
+
+
+def measure(
+    target_config: Mapping[str, Any],
+    family: str,
+    drafter_config: Mapping[str, Any],
+    workload: Workload,
+    mesh: Mesh,
+    *,
+    dtype: str = "bfloat16",
+    is_drafter_divided: bool = False,
+    is_compiled: bool = True,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> Footprint:
+    """Finds what a target with a drafter needs on each device, without allocating it.
+
+    Args:
+      target_config: Fields of the target's Hugging Face `config.json`.
+      family: The drafter's, a key of `FAMILIES`.
+      drafter_config: Fields of the drafter's own `config.json`.
+      workload: What is decoded.
+      mesh: Of host devices, as many as accelerators are meant.
+      dtype: "bfloat16" or "float32", of weights, caches and activations.
+      is_drafter_divided: Whether the model axis divides the drafter; else it is on every device.
+      is_compiled: Whether to compile, for temporaries and exchanges.
+      on_progress: Told what comes next.
+
+    Raises:
+      ValueError: Configs that are not implemented, or sizes that do not fit each other.
+    """
+    sizes = FAMILIES[family]
+    num_layers = weights.read_target(target_config).num_layers
+    taps = sizes.feature_layers(drafter_config, num_layers)
+    config = weights.read_target(target_config, taps)
+    data, model = mesh.shape[sharding.DATA], mesh.shape[sharding.MODEL]
+    loop = workload.decode_config
+    if loop.max_len > config.max_position:
+        raise ValueError(
+            f"prompt_length + max_new_tokens: got {loop.max_len}, allowed is <= the target's "
+            f"context of {config.max_position} tokens"
+        )
+    if workload.batch_size % data:
+        raise ValueError(
+            f"batch_size: got {workload.batch_size}, allowed is a multiple of {data}, the mesh's "
+            "data axis"
+        )
+
+    def parts(dtype: str) -> tuple[Any, ...]:
+        """Returns target, drafter, requests and state as shapes."""
+        target = weights.abstract_target(config, dtype, mesh)
+        drafter = program.stand_in(
+            workload.num_draft_tokens,
+            len(taps) * config.hidden_size,
+            config.hidden_size,
+            jnp.dtype(dtype),
+        )
+        requests = program.abstract_requests(workload, mesh)
+        return target, drafter, requests, program.abstract_state(target, drafter, requests, loop)
+
+    on_progress("shapes")
+    target, drafter, requests, state = parts(dtype)
+    shapes = sizes.shapes(drafter_config)
+    num_slots = state.cache.keys[0].shape[2]
+    hand_over = weights.bytes_per_device(state.drafter_state)
+    target_cache = weights.bytes_per_device(state.cache)
+    slot = cache_bytes_per_slot(family, drafter_config, jnp.dtype(dtype).itemsize)
+    if is_drafter_divided and slot:
+        kv_heads = sizes.cache_layers(drafter_config)[1]
+        slot = slot // kv_heads * max(kv_heads // model, 1)
+    footprint = Footprint(
+        data=data,
+        model=model,
+        dtype=dtype,
+        workload=workload,
+        feature_layers=taps,
+        num_slots=num_slots,
+        target_parameters=weights.num_parameters(config),
+        drafter_parameters=sum(math.prod(shape) for name, shape in shapes.items() if name != "d2t"),
+        target_weights=weights.bytes_per_device(target.params),
+        drafter_weights=weights.bytes_per_device(
+            weights.abstract_drafter_weights(shapes, dtype, mesh, is_divided=is_drafter_divided)
+        ),
+        target_cache=target_cache,
+        drafter_cache=slot * num_slots * workload.batch_size // data,
+        hand_over=hand_over,
+        requests_and_results=weights.bytes_per_device(requests)
+        + weights.bytes_per_device(state)
+        - target_cache
+        - hand_over,
+        logits=weights.bytes_per_device(
+            program.abstract_logits(target, state, workload.num_draft_tokens + 1)
+        ),
+    )
+    if not is_compiled:
+        return footprint
+
+    on_progress("lowering and compiling the prefill, float32")
+    wide, wide_drafter, _, wide_state = parts("float32")
+    prefill = program.compile_prefill(wide, wide_drafter, requests, loop)
+    on_progress("lowering and compiling the rounds, float32")
+    text, rounds = program.compile_rounds(wide, wide_drafter, requests, loop, wide_state)
+    if dtype != "float32" and data * model > 1:
+        on_progress(f"lowering and compiling the rounds, {dtype}, for what is exchanged")
+        text, _ = program.compile_rounds(target, drafter, requests, loop, state)
+    narrow = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    greedy, sampled = (
+        collectives.in_round(text, is_sampled=is_sampled, promoted_dtype=narrow)
+        for is_sampled in (False, True)
+    )
+    return dataclasses.replace(
+        footprint,
+        prefill=prefill,
+        rounds=rounds,
+        greedy_exchanges=greedy,
+        sampled_exchanges=sampled,
+    )

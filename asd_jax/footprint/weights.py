@@ -1,0 +1,112 @@
+"""Weights as shapes: a target on a mesh, and the bytes of it on one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from asd_jax import sharding
+from asd_jax.footprint.drafter_sizes import DIVIDED_AXES
+from asd_jax.load import TargetLayout
+from asd_jax.models import MODELS
+from asd_jax.models.transformer import TransformerConfig, as_target
+from asd_jax.types import PyTree, Target
+
+
+def read_target(
+    hf_config: Mapping[str, Any], feature_layers: Sequence[int] = ()
+) -> TransformerConfig:
+    """Reads a target's Hugging Face config.
+
+    Args:
+      hf_config: Fields of its `config.json`.
+      feature_layers: Residual streams that a drafter reads, as hidden_states indices.
+
+    Raises:
+      ValueError: A model type or a field that is not implemented.
+    """
+    model_type = hf_config.get("model_type")
+    family = MODELS.get(str(model_type))
+    if family is None:
+        raise ValueError(f"model_type: got {model_type!r}, allowed is one of {sorted(MODELS)}")
+    return dataclasses.replace(family.read_config(hf_config), feature_layers=tuple(feature_layers))
+
+
+def abstract_target(config: TransformerConfig, dtype: Any, mesh: Mesh) -> Target:
+    """Returns the target whose weights are shapes with a sharding; nothing is allocated.
+
+    Args:
+      config: Its sizes.
+      dtype: Of weights and cache.
+      mesh: With the axes `data` and `model`.
+
+    Raises:
+      ValueError: The mesh's model axis cannot divide it.
+    """
+    layout = TargetLayout.of(config, jnp.dtype(dtype), mesh)
+    params: Any = layout.abstract_params()
+    model = nnx.merge(layout.graphdef, layout.state(params))
+    return as_target(model, layout.partition)
+
+
+def num_parameters(config: TransformerConfig) -> int:
+    """Returns the parameters of a target as its checkpoint has them, without any padding."""
+    layout = TargetLayout.of(config, jnp.dtype(jnp.float32), None)
+    return sum(math.prod(shape) for shape in layout.shapes.values())
+
+
+def bytes_per_device(tree: PyTree) -> int:
+    """Returns the bytes of the leaves' shards on one device.
+
+    Args:
+      tree: Arrays or shapes with a sharding; a leaf without one lies whole on every device.
+    """
+    return sum(_leaf_bytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        key = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), leaf.dtype))
+        return math.prod(shape) * math.prod(key.shape) * key.dtype.itemsize
+    return math.prod(shape) * leaf.dtype.itemsize
+
+
+def abstract_drafter_weights(
+    shapes: Mapping[str, tuple[int, ...]], dtype: Any, mesh: Mesh, *, is_divided: bool
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns a drafter's weights as shapes with a sharding.
+
+    Args:
+      shapes: By tensor name, from `drafter_sizes`.
+      dtype: Of its weights; the table `d2t` is int32.
+      mesh: The target's.
+      is_divided: Whether the mesh's model axis divides them as it does the target's; otherwise
+        they lie whole on every device. A tensor that it cannot divide lies whole all the same.
+    """
+    return {
+        name: jax.ShapeDtypeStruct(
+            shape,
+            jnp.int32 if name == "d2t" else jnp.dtype(dtype),
+            sharding=NamedSharding(mesh, _drafter_spec(name, shape, mesh, is_divided)),
+        )
+        for name, shape in shapes.items()
+    }
+
+
+def _drafter_spec(name: str, shape: tuple[int, ...], mesh: Mesh, is_divided: bool) -> PartitionSpec:
+    for pattern, axes in DIVIDED_AXES if is_divided else ():
+        if re.fullmatch(pattern, name):
+            spec = sharding.spec(*axes)
+            sizes = [1 if axis is None else mesh.shape[axis] for axis in spec]
+            if all(n % size == 0 for n, size in zip(shape, sizes, strict=True)):
+                return spec
+    return PartitionSpec()
