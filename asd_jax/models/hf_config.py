@@ -80,9 +80,21 @@ class ConfigFields:
         """Returns the rotary embedding, from either spelling that transformers has used.
 
         Raises:
-          ValueError: An unknown type, or a missing or impossible field of it.
+          ValueError: An unknown type, a missing or impossible field of it, or two spellings that
+            contradict each other.
         """
-        merged = dict(self.config.get("rope_parameters") or self.config.get("rope_scaling") or {})
+        spellings = [self.config.get(name) for name in ("rope_parameters", "rope_scaling")]
+        ropes = [self._rope(spelling) for spelling in spellings if spelling] or [self._rope({})]
+        if ropes[0] != ropes[-1]:
+            raise ValueError(
+                f"config fields rope_parameters and rope_scaling: got {spellings[0]!r} and "
+                f"{spellings[1]!r}, allowed is one of them, or two that say the same"
+            )
+        return ropes[0]
+
+    def _rope(self, spelling: Mapping[str, Any]) -> RopeConfig:
+        """Returns the rotary embedding that one of the two fields describes."""
+        merged = dict(spelling)
         nested = [name for name, value in merged.items() if isinstance(value, Mapping)]
         if nested:
             raise ValueError(
@@ -106,7 +118,8 @@ class ConfigFields:
         if kind == "default":
             return base
         max_position = self._max_position()
-        original = fields.whole("original_max_position_embeddings", max_position)
+        name = "original_max_position_embeddings"  # in either place; the outer one holds
+        original = (self if self.config.get(name) else fields).whole(name, max_position)
         is_factor_implied = kind == "yarn" and merged.get("factor") is None
         base = dataclasses.replace(
             base,
