@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from asd_jax.request import Requests, bucket_length, make_requests
-from asd_jax.round import commit_tokens, decode_round, first_token, is_any_on_mesh
-from asd_jax.sharding import BATCH, params_specs_tree, shard_state, state_specs, to_host
+from asd_jax.round import commit_tokens, decode_round, first_token
+from asd_jax.sharding import BATCH, is_any, params_specs_tree, shard_state, state_specs, to_host
 from asd_jax.state import DecodeConfig, DecodeResult, DecodeState, Trace, empty_result
 from asd_jax.types import AcceptanceRule, Drafter, FinishReason, PyTree, Target, TargetOutput
 
@@ -266,7 +266,8 @@ def _prefill_rows(
     tokens = jnp.pad(requests.prompt_tokens, ((0, 0), (0, num_chunks * chunk - padded)))
     last = requests.prompt_length - 1
     cache = target.init_cache(batch, num_slots)
-    shape = jax.eval_shape(target.forward, target.params, tokens[:, :chunk], cache)
+    forward = functools.partial(target.forward, feature_layers=drafter.feature_layers)
+    shape = jax.eval_shape(forward, target.params, tokens[:, :chunk], cache)
 
     def buffer(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         return jnp.zeros((batch, num_chunks * chunk, leaf.shape[-1]), leaf.dtype)
@@ -274,7 +275,7 @@ def _prefill_rows(
     def run_chunk(index: jax.Array, carry: tuple) -> tuple:
         cache, logits, hidden, features = carry
         start = index * chunk
-        output: TargetOutput = target.forward(
+        output: TargetOutput = forward(
             target.params,
             jax.lax.dynamic_slice_in_dim(tokens, start, chunk, axis=1),
             cache.replace(length=jnp.full((batch,), start, jnp.int32)),
@@ -330,7 +331,7 @@ def _run_rows(
     """Runs rounds for this device's rows until no row of any device is active."""
 
     def goes_on(state: DecodeState, done: jax.Array) -> jax.Array:
-        return is_any_on_mesh(state.is_active, target) & (done < num_rounds)
+        return is_any(state.is_active, target.data_axis) & (done < num_rounds)
 
     def body(loop: tuple[DecodeState, jax.Array, jax.Array]) -> tuple:
         state, done, _ = loop

@@ -16,6 +16,7 @@ from asd_jax import sampling
 from asd_jax.cache import append_tokens
 from asd_jax.request import Requests
 from asd_jax.scoring import score_drafts
+from asd_jax.sharding import is_any
 from asd_jax.state import DecodeConfig, DecodeResult, DecodeState, count_round, record_round
 from asd_jax.types import (
     AcceptanceRule,
@@ -53,13 +54,15 @@ def decode_round(
     # 1 propose
     position = state.cache.length  # of the anchor, which the cache does not hold yet
     proposal, drafter_state = drafter.propose(
-        drafter.params, state.drafter_state, state.anchor, position, requests.sampling.key
+        drafter.params, state.drafter_state, state.anchor, position, requests.sampling
     )
     tokens, length = _clip_proposal(state, requests, proposal, config)
 
     # 2 score
     inputs = jnp.concatenate([state.anchor[:, None], tokens], axis=1)
-    output = target.forward(target.params, inputs, state.cache)
+    output = target.forward(
+        target.params, inputs, state.cache, feature_layers=drafter.feature_layers
+    )
 
     # 3 verify
     verdict = _verify(
@@ -173,7 +176,7 @@ def _verify(
             return scores, None, None
         return scores, _whole_rows(clean, model_axis), _whole_rows(noisy, model_axis)
 
-    is_sampled = is_any_on_mesh(params.temperature > 0, target)
+    is_sampled = is_any(params.temperature > 0, target.data_axis)
     scores, clean, noisy = jax.lax.cond(is_sampled, sampled, greedy)
     blocks = Block(
         draft_tokens=tokens,
@@ -269,21 +272,11 @@ def first_token(
             logits, params, requests.prompt_length
         )
 
-    is_sampled = is_any_on_mesh(params.temperature > 0, target)
+    is_sampled = is_any(params.temperature > 0, target.data_axis)
     chosen = jax.lax.cond(is_sampled, noisy, lambda: logits)
     no_drafts = jnp.zeros((chosen.shape[0], 0), jnp.int32)
     scores = score_drafts(chosen[:, None], no_drafts, model_axis=axis)
     return scores.target_tokens[:, 0], jnp.isfinite(scores.top_logits[:, 0])
-
-
-def is_any_on_mesh(mask: jax.Array, target: Target) -> jax.Array:
-    """Returns whether any row of the whole batch is true, bool [].
-
-    All devices branch alike: inside a branch, and inside the loop, they exchange numbers.
-    """
-    is_any = jnp.any(mask)
-    axis = target.data_axis
-    return is_any if axis is None else jax.lax.pmax(is_any.astype(jnp.int32), axis) > 0
 
 
 def _whole_rows(logits: jax.Array, model_axis: str | None) -> jax.Array:

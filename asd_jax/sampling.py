@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from asd_jax.scoring import score_drafts
+
 # Keys of the noise and of the rules' own draws must differ though both start from the request seed.
 _NOISE_STREAM = 0
 _RULE_STREAM = 1
@@ -39,6 +41,18 @@ class SamplingParams(struct.PyTreeNode):
     top_k: jax.Array
     top_p: jax.Array
     key: jax.Array
+
+
+class ReducedVocabulary(struct.PyTreeNode):
+    """The part of the target's vocabulary that a drafter scores.
+
+    Attributes:
+      token_ids: Target id of each of its ids, int32, ascending.
+      vocab_size: V of the target, static.
+    """
+
+    token_ids: jax.Array
+    vocab_size: int = struct.field(pytree_node=False)
 
 
 def sampling_params(
@@ -173,6 +187,55 @@ def _largest_floor(
         return jnp.where(total >= wanted, raised, floor)
 
     return jax.lax.fori_loop(0, 32, step, jnp.zeros((*order.shape[:-1], 1), jnp.uint32))
+
+
+def draw(
+    logits: jax.Array,
+    params: SamplingParams,
+    position: jax.Array,
+    is_sampled: jax.Array,
+    *,
+    vocab_major: bool = False,
+    reduced: ReducedVocabulary | None = None,
+    model_axis: str | None = None,
+) -> jax.Array:
+    """Draws one token a row as the target would: with the noise of the token's own position.
+
+    Drafter and target see the same noise, so a draft is the target's token as often as their
+    logits allow (coupled drafting). At temperature 0 it is the argmax.
+
+    Args:
+      logits: Any float type, [B, V], or [V, B] if `vocab_major`.
+      params: Leaves [B].
+      position: Absolute position of the token to be drawn, int32 [B].
+      is_sampled: Whether any row has a temperature > 0, bool []; the same on all devices of a mesh.
+      vocab_major: Which of the two, static.
+      reduced: The vocabulary that the logits stand for, if it is not the target's own.
+      model_axis: Mesh axis that divides the vocabulary, if any; a reduced one is not divided.
+
+    Returns:
+      Ids of the target's vocabulary, int32 [B].
+    """
+
+    def top(values: jax.Array, vocab_major: bool) -> jax.Array:
+        columns = values[..., None] if vocab_major else values[:, None]
+        no_drafts = jnp.zeros((position.shape[0], 0), jnp.int32)
+        scores = score_drafts(columns, no_drafts, vocab_major=vocab_major, model_axis=model_axis)
+        return scores.target_tokens[:, 0]
+
+    def noisy(row: jax.Array, params: SamplingParams, position: jax.Array) -> jax.Array:
+        if reduced is None:
+            return perturb(row[None], params, position, model_axis=model_axis)[1][0]
+        clean = transform(row[None], params)[0]
+        noise = gumbel_noise(params.key, position, reduced.vocab_size)[reduced.token_ids]
+        return jnp.where(params.temperature > 0, clean + noise, clean)
+
+    def sampled() -> jax.Array:
+        rows = logits.T if vocab_major else logits
+        return top(jax.vmap(noisy)(rows, params, position), False)
+
+    index = jax.lax.cond(is_sampled, sampled, lambda: top(logits, vocab_major))
+    return index if reduced is None else reduced.token_ids[index]
 
 
 def gumbel_noise(key: jax.Array, position: jax.Array, vocab_size: int) -> jax.Array:

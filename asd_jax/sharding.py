@@ -227,6 +227,19 @@ def from_process_rows(state: PyTree, mesh: Mesh) -> PyTree:
     return jax.tree.map(join, state, state_specs(state))
 
 
+def is_any(mask: jax.Array, data_axis: str | None) -> jax.Array:
+    """Returns whether any row of the whole batch is true, bool [].
+
+    All devices branch alike on it: inside a branch, and inside the loop, they exchange numbers.
+
+    Args:
+      mask: This device's rows, bool [B].
+      data_axis: Mesh axis that divides the batch, if any.
+    """
+    found = jnp.any(mask)
+    return found if data_axis is None else jax.lax.pmax(found.astype(jnp.int32), data_axis) > 0
+
+
 def to_host(tree: PyTree) -> PyTree:
     """Returns numpy arrays of the whole batch, on every process."""
     leaves = jax.tree.leaves(tree)

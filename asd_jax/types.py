@@ -300,9 +300,11 @@ class Target(struct.PyTreeNode):
 
     Attributes:
       params: Weights.
-      forward: `(params, tokens [B, T], cache, *, logit_rows=None) -> TargetOutput`. Row b's tokens
-        stand at positions `cache.length[b] + t`. `logit_rows` int32 [B] asks for the logits of
-        that one row only (the prefill needs no others).
+      forward: `(params, tokens [B, T], cache, *, logit_rows=None, feature_layers=()) ->
+        TargetOutput`. Row b's tokens stand at positions `cache.length[b] + t`. `logit_rows` int32
+        [B] asks for the logits of that one row only (the prefill needs no others).
+        `feature_layers`, static, names the residual streams wanted as HF hidden_states indices: 0
+        is the embedding, i the output of the i-th layer, all before the final norm.
       init_cache: `(batch, num_slots) -> cache`, an empty cache.
       vocab_size: Ids that stand for a token. Logits may be wider; those of padding ids are -inf.
       context_length: Largest number of positions the model was made for.
@@ -345,13 +347,16 @@ class Drafter(struct.PyTreeNode):
       init: `(params, batch, num_slots) -> state`.
       prefill: `(params, state, tokens [B, P], features [B, P, F*D], hidden [B, P, D],
         lengths [B]) -> state`, with right-padded prompts.
-      propose: `(params, state, anchor [B], position [B], key [B]) -> (Proposal, state)`. `anchor`
+      propose: `(params, state, anchor [B], position [B], sampling) -> (Proposal, state)`. `anchor`
         is the last committed token, which no cache holds yet; `position` is its index in the
-        sequence; `key` is the request's sampling key.
+        sequence; `sampling` are the requests' `SamplingParams`: drafters draw with the target's
+        own noise (`asd_jax.sampling.draw`).
       commit: `(params, state, tokens [B, G+1], features [B, G+1, F*D], hidden [B, G+1, D],
         num_kept [B]) -> state`. `tokens` are the target's inputs of this round, the anchor first;
         the first `num_kept` rows are now part of the committed history.
       num_draft_tokens: Proposed block length G, or None where any G will do.
+      feature_layers: Residual streams of the target that it reads, as in `Target.forward`.
+      num_params: Numbers of its own, those shared with the target not counted.
       partition: Where the weights lie on the target's mesh, as in `Target`; None: on every device.
     """
 
@@ -362,4 +367,6 @@ class Drafter(struct.PyTreeNode):
     commit: Callable[..., PyTree] = struct.field(pytree_node=False)
     name: str = struct.field(pytree_node=False, default="drafter")
     num_draft_tokens: int | None = struct.field(pytree_node=False, default=None)
+    feature_layers: tuple[int, ...] = struct.field(pytree_node=False, default=())
+    num_params: int = struct.field(pytree_node=False, default=0)
     partition: Partition | None = struct.field(pytree_node=False, default=None)

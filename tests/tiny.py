@@ -86,8 +86,8 @@ def _keep(params, state, *args):
     return state
 
 
-def _propose(params, state, anchor, position, key):
-    del anchor, key
+def _propose(params, state, anchor, position, sampling):
+    del anchor, sampling
     tokens, lengths = params
     pick = jax.vmap(lambda row, at: jax.lax.dynamic_index_in_dim(row, at, keepdims=False))
     return Proposal(tokens=pick(tokens, position), length=pick(lengths, position)), state

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from asd_jax.cache import append_tokens
+from asd_jax.sampling import SamplingParams
 from asd_jax.types import Drafter, Proposal, PyTree
 
 
@@ -97,9 +98,9 @@ class _Propose:
         state: NgramState,
         anchor: jax.Array,
         position: jax.Array,
-        key: jax.Array,
+        sampling: SamplingParams,
     ) -> tuple[Proposal, NgramState]:
-        del params, key
+        del params, sampling
 
         def row(history: jax.Array, token: jax.Array, at: jax.Array) -> tuple:
             history = history.at[at].set(token, mode="drop")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from asd_jax.sampling import SamplingParams
 from asd_jax.types import Drafter, Proposal, PyTree
 
 
@@ -19,9 +20,9 @@ def _keep(params: PyTree, state: PyTree, *args: jax.Array) -> PyTree:
 
 
 def _propose(
-    params: PyTree, state: PyTree, anchor: jax.Array, position: jax.Array, key: jax.Array
+    params: PyTree, state: PyTree, anchor: jax.Array, position: jax.Array, sampling: SamplingParams
 ) -> tuple[Proposal, PyTree]:
-    del params, position, key
+    del params, position, sampling
     batch = anchor.shape[0]
     return Proposal(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch,), jnp.int32)), state
 

@@ -110,15 +110,17 @@ class Attention(nnx.Module):
         qk_norm_eps: float | None,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
+        input_dim: int | None = None,
         sliding_window: int | None = None,
         model_axis: str | None = None,
     ) -> None:
-        self.sliding_window = sliding_window
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.sliding_window = sliding_window
+        input_dim = dim if input_dim is None else input_dim
         kv_dim = num_kv_heads * head_dim
-        self.q_proj = Linear(dim, num_heads * head_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
-        self.k_proj = Linear(dim, kv_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
-        self.v_proj = Linear(dim, kv_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
+        self.q_proj = Linear(input_dim, num_heads * head_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
+        self.k_proj = Linear(input_dim, kv_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
+        self.v_proj = Linear(input_dim, kv_dim, bias=qkv_bias, dtype=dtype, rngs=rngs)
         self.o_proj = Linear(
             num_heads * head_dim,
             dim,
@@ -142,8 +144,10 @@ class Attention(nnx.Module):
         values: jax.Array,
         length: jax.Array,
         rope: tuple[jax.Array, jax.Array],
+        *,
+        is_causal: bool = True,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Attends from T new tokens a row to the row's cache and to themselves, causally.
+        """Attends from T new tokens a row to the row's cache and to themselves.
 
         Args:
           x: [D, B * T].
@@ -151,25 +155,60 @@ class Attention(nnx.Module):
           values: [B, K, S, H].
           length: Valid slots before this call, int32 [B].
           rope: Cosines and sines, [H / 2, B * T].
+          is_causal: Whether a new token sees only those before it; otherwise all T.
 
         Returns:
           The output [D, B * T] and the two updated buffers.
         """
         batch, num_kv_heads, num_slots, head_dim = keys.shape
         num_tokens = x.shape[1] // batch
-        group = self.num_heads // num_kv_heads
-
         q = self.q_proj(x).reshape(self.num_heads, head_dim, -1)
+        if self.q_norm is not None:
+            q = self.q_norm(q, axis=1)
+        q = apply_rope(q, *rope)
+        keys, values = self.remember(x, keys, values, length, rope)
+
+        index = jnp.arange(num_tokens, dtype=jnp.int32)
+        last = index if is_causal else jnp.full_like(index, num_tokens - 1)
+        seen_to = length[:, None] + last[None, :]
+        mixed = self._mix(q, keys, values, seen_to)
+        return self.o_proj(mixed), keys, values
+
+    def remember(
+        self,
+        x: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        length: jax.Array,
+        rope: tuple[jax.Array, jax.Array],
+    ) -> tuple[jax.Array, jax.Array]:
+        """Writes the keys and values of T new tokens a row, attending to nothing.
+
+        Args:
+          x: As in a call.
+          keys: As in a call.
+          values: As in a call.
+          length: As in a call.
+          rope: As in a call.
+
+        Returns:
+          The two updated buffers.
+        """
+        batch, num_kv_heads, _, head_dim = keys.shape
         k = self.k_proj(x).reshape(num_kv_heads, head_dim, -1)
-        v = self.v_proj(x).reshape(num_kv_heads, head_dim, batch, num_tokens)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, axis=1), self.k_norm(k, axis=1)
-        q, k = apply_rope(q, *rope), apply_rope(k, *rope)
+        v = self.v_proj(x).reshape(num_kv_heads, head_dim, batch, -1)
+        if self.k_norm is not None:
+            k = self.k_norm(k, axis=1)
+        k = apply_rope(k, *rope).reshape(v.shape).transpose(2, 0, 3, 1)
+        return write_slots(keys, k, length), write_slots(values, v.transpose(2, 0, 3, 1), length)
 
-        k = k.reshape(num_kv_heads, head_dim, batch, num_tokens).transpose(2, 0, 3, 1)
-        keys = write_slots(keys, k, length)
-        values = write_slots(values, v.transpose(2, 0, 3, 1), length)
-
+    def _mix(
+        self, q: jax.Array, keys: jax.Array, values: jax.Array, seen_to: jax.Array
+    ) -> jax.Array:
+        """Mixes values [B, K, S, H] for queries [N, H, B * T] that see slots <= seen_to [B, T]."""
+        batch, num_kv_heads, num_slots, head_dim = keys.shape
+        num_tokens = seen_to.shape[1]
+        group = self.num_heads // num_kv_heads
         q = (q * jnp.asarray(head_dim**-0.5, q.dtype)).reshape(
             num_kv_heads, group, head_dim, batch, num_tokens
         )
@@ -178,16 +217,61 @@ class Attention(nnx.Module):
             q, keys, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
         ).reshape(batch, num_kv_heads, num_tokens, group, num_slots)
 
-        query_position = length[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
-        slot = jnp.arange(num_slots, dtype=jnp.int32)
-        visible = slot[None, None, :] <= query_position[:, :, None]
+        slot = jnp.arange(num_slots, dtype=jnp.int32)[None, None, :]
+        visible = slot <= seen_to[:, :, None]
         if self.sliding_window is not None:
-            visible &= slot[None, None, :] > query_position[:, :, None] - self.sliding_window
+            visible &= slot > seen_to[:, :, None] - self.sliding_window
         scores = jnp.where(visible[:, None, :, None, :], scores, jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
         weights = weights.reshape(batch, num_kv_heads, num_tokens * group, num_slots)
 
         mixed = jax.lax.dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))
         mixed = mixed.reshape(batch, num_kv_heads, num_tokens, group, head_dim)
-        mixed = mixed.transpose(1, 3, 4, 0, 2).reshape(-1, batch * num_tokens)
-        return self.o_proj(mixed), keys, values
+        return mixed.transpose(1, 3, 4, 0, 2).reshape(-1, batch * num_tokens)
+
+
+def look_up(table: jax.Array, tokens: jax.Array, vocab_size: int, axis: str | None) -> jax.Array:
+    """Looks tokens up in an embedding of which each device of a mesh axis may hold some rows.
+
+    Args:
+      table: This device's rows, [V, D].
+      tokens: int32 [M]; ids outside the vocabulary are clipped into it.
+      vocab_size: Rows in all, padding not counted.
+      axis: The mesh axis, or None.
+
+    Returns:
+      [D, M].
+    """
+    tokens = jnp.clip(tokens, 0, vocab_size - 1)
+    if axis is None:
+        return jnp.take(table, tokens, axis=0, mode="clip").T
+    here = tokens - first_row(table, axis)
+    is_here = (here >= 0) & (here < table.shape[0])
+    rows = jnp.take(table, here, axis=0, mode="clip")
+    return jax.lax.psum(jnp.where(is_here[:, None], rows, jnp.zeros_like(rows)), axis).T
+
+
+def score_vocabulary(
+    table: jax.Array, hidden: jax.Array, num_ids: int, axis: str | None
+) -> jax.Array:
+    """Scores the vocabulary rows that this device holds.
+
+    Args:
+      table: Output projection, this device's rows, [V, D].
+      hidden: [D, M].
+      num_ids: Ids that stand for a token; the rows behind them are padding and score -inf.
+      axis: Mesh axis that divides the rows, or None.
+
+    Returns:
+      Logits [V, M].
+    """
+    logits = table @ hidden
+    if axis is None and num_ids == table.shape[0]:
+        return logits
+    row = first_row(table, axis) + jnp.arange(table.shape[0], dtype=jnp.int32)
+    return jnp.where(row[:, None] < num_ids, logits, jnp.asarray(-jnp.inf, logits.dtype))
+
+
+def first_row(table: jax.Array, axis: str | None) -> jax.Array:
+    """Returns the id of the first vocabulary row that this device holds, int32 []."""
+    return jnp.int32(0) if axis is None else jax.lax.axis_index(axis) * table.shape[0]

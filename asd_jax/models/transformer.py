@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from asd_jax.cache import KVCache, init_cache
-from asd_jax.models.layers import MLP, Attention, RMSNorm
+from asd_jax.models.layers import MLP, Attention, RMSNorm, look_up, score_vocabulary
 from asd_jax.models.rope import RopeConfig, rope_tables
 from asd_jax.sharding import Partition
 from asd_jax.types import Target, TargetOutput
@@ -224,7 +224,11 @@ class Transformer(nnx.Module):
         )
 
     def __call__(
-        self, tokens: jax.Array, cache: KVCache, logit_rows: jax.Array | None = None
+        self,
+        tokens: jax.Array,
+        cache: KVCache,
+        logit_rows: jax.Array | None = None,
+        feature_layers: tuple[int, ...] | None = None,
     ) -> TargetOutput:
         """Runs T new tokens a row at positions `cache.length[b] + t`.
 
@@ -232,6 +236,7 @@ class Transformer(nnx.Module):
           tokens: int32 [B, T]; ids outside the vocabulary are clipped into it.
           cache: With room for T slots behind each row's length.
           logit_rows: int32 [B], or None for the logits of all T rows.
+          feature_layers: Residual streams to hand out, static; see `Target.forward`.
 
         Returns:
           A `TargetOutput`; `cache.length` is unchanged.
@@ -240,7 +245,8 @@ class Transformer(nnx.Module):
         batch, num_tokens = tokens.shape
         positions = cache.length[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
         rope = rope_tables(config.rope, config.head_dim, positions.reshape(-1))
-        x = self._embed(tokens.reshape(-1))
+        axis = self.share.axis
+        x = look_up(self.embed_tokens[...], tokens.reshape(-1), config.vocab_size, axis)
 
         streams, keys, values = [x], [], []
         for layer, layer_keys, layer_values in zip(
@@ -260,8 +266,12 @@ class Transformer(nnx.Module):
             scored = jnp.take_along_axis(
                 hidden.reshape(-1, batch, num_tokens), logit_rows[None, :, None], axis=2
             ).reshape(-1, batch)
-        logits = self._logits(scored).reshape(self.share.vocab_size, batch, -1).transpose(1, 2, 0)
-        tapped = [batch_major(streams[i]) for i in config.feature_layers]
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        num_ids = config.num_token_ids or config.vocab_size
+        logits = score_vocabulary(head[...], scored, num_ids, axis)
+        logits = logits.reshape(self.share.vocab_size, batch, -1).transpose(1, 2, 0)
+        layers = config.feature_layers if feature_layers is None else feature_layers
+        tapped = [batch_major(streams[i]) for i in layers]
         features = (
             jnp.concatenate(tapped, axis=-1)
             if tapped
@@ -273,32 +283,6 @@ class Transformer(nnx.Module):
             features=features,
             cache=cache.replace(keys=tuple(keys), values=tuple(values)),
         )
-
-    def _embed(self, tokens: jax.Array) -> jax.Array:
-        """Looks tokens [M] up: [D, M]. Each device adds the rows that it holds."""
-        axis = self.share.axis
-        if axis is None:
-            return jnp.take(self.embed_tokens[...], tokens, axis=0, mode="clip").T
-        here = jnp.clip(tokens, 0, self.config.vocab_size - 1) - self._first_row()
-        is_here = (here >= 0) & (here < self.share.vocab_size)
-        rows = jnp.take(self.embed_tokens[...], here, axis=0, mode="clip")
-        return jax.lax.psum(jnp.where(is_here[:, None], rows, jnp.zeros_like(rows)), axis).T
-
-    def _logits(self, hidden: jax.Array) -> jax.Array:
-        """Maps [D, M] to the logits of this device's rows, [V, M]."""
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        logits = head[...] @ hidden
-        num_ids = self.config.num_token_ids or self.config.vocab_size
-        size = self.share.vocab_size
-        if self.share.axis is None and num_ids == size:
-            return logits
-        row = self._first_row() + jnp.arange(size, dtype=jnp.int32)
-        return jnp.where(row[:, None] < num_ids, logits, jnp.asarray(-jnp.inf, logits.dtype))
-
-    def _first_row(self) -> jax.Array:
-        """Returns the id of this device's first vocabulary row, int32 []."""
-        axis = self.share.axis
-        return jnp.int32(0) if axis is None else jax.lax.axis_index(axis) * self.share.vocab_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,8 +298,9 @@ class _Forward:
         cache: KVCache,
         *,
         logit_rows: jax.Array | None = None,
+        feature_layers: tuple[int, ...] | None = None,
     ) -> TargetOutput:
-        return nnx.merge(self.graphdef, params)(tokens, cache, logit_rows)
+        return nnx.merge(self.graphdef, params)(tokens, cache, logit_rows, feature_layers)
 
 
 @dataclasses.dataclass(frozen=True)
