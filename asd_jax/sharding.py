@@ -9,7 +9,6 @@ along `model` exactly the sums that the layers write out themselves.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,28 +105,6 @@ def spec(*axes: str | None) -> PartitionSpec:
 
 
 BATCH = spec("batch")
-
-
-def param_specs(
-    paths: Sequence[str], axes: Sequence[tuple[str, tuple[str | None, ...]]]
-) -> tuple[PartitionSpec, ...]:
-    """Returns the PartitionSpec of every parameter.
-
-    Args:
-      paths: Parameter paths, as in `layers/0/mlp/up_proj/weight`.
-      axes: Path (regex) -> logical axes, such as `asd_jax.models.transformer.PARAM_AXES`.
-
-    Raises:
-      ValueError: A path that no pattern matches.
-    """
-    table = [(re.compile(pattern), spec(*logical)) for pattern, logical in axes]
-    specs = []
-    for path in paths:
-        found = next((value for pattern, value in table if pattern.fullmatch(path)), None)
-        if found is None:
-            raise ValueError(f"parameter {path}: has no logical axes")
-        specs.append(found)
-    return tuple(specs)
 
 
 def shard_params(params: PyTree, partition: Partition) -> PyTree:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from asd_jax import (
@@ -27,7 +28,8 @@ from asd_jax import (
     sharding,
     strict,
 )
-from asd_jax.load.layout import flat_params
+from asd_jax.load.layout import Layout, flat_params
+from asd_jax.models.layers import Linear
 from asd_jax.scoring import score_drafts
 from tests import tiny
 
@@ -279,9 +281,17 @@ def test_mesh_takes_the_devices_that_the_model_axis_leaves():
 
 
 def test_every_parameter_needs_logical_axes():
-    assert sharding.param_specs(["a/b"], [(r"a/\w", ("heads", None))]) == (P("model", None),)
-    with pytest.raises(ValueError, match="parameter a/c/d: has no logical axes"):
-        sharding.param_specs(["a/c/d"], [(r"a/\w", ("heads",))])
+    def layout(axes):
+        linear = lambda share: Linear(2, 3, bias=True, dtype=jnp.float32, rngs=nnx.Rngs(0))  # noqa: E731
+        return Layout.of(linear, lambda size, axis: None, axes, jnp.float32, mesh_of(4, 2))
+
+    found = layout([("weight", ("heads", None)), ("b.*", (None,))])
+    assert dict(zip(found.shapes, found.partition.param_specs, strict=True)) == {
+        "bias": P(None),
+        "weight": P("model", None),
+    }
+    with pytest.raises(ValueError, match="parameter bias: has no logical axes"):
+        layout([("weight", ("heads", None))])
     with pytest.raises(ValueError, match="logical axis: got"):
         sharding.spec("batch", "width")
 

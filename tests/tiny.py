@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 from flax import nnx
 
-from asd_jax.load import TargetLayout
+from asd_jax.load import target_layout
 from asd_jax.models import MODELS
 from asd_jax.models.rope import RopeConfig
 from asd_jax.models.transformer import Transformer, TransformerConfig, as_target
@@ -140,7 +140,7 @@ def write_checkpoint(directory: Path, config: dict = HF_CONFIG, *, seed: int = 0
     """Writes a random model in the released layout, with logits about a unit apart."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    layout = TargetLayout.of(MODELS[config["model_type"]].read_config(config), jnp.float32, None)
+    layout = target_layout(MODELS[config["model_type"]].read_config(config), jnp.float32, None)
     rng = np.random.default_rng(seed)
     tensors = {}
     for path, shape in layout.shapes.items():

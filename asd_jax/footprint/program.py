@@ -103,15 +103,18 @@ class HandOver(struct.PyTreeNode):
     hidden: jax.Array
 
 
-def stand_in(num_draft: int, feature_dim: int, hidden_dim: int, dtype: Any) -> Drafter:
+def stand_in(
+    num_draft: int, feature_layers: tuple[int, ...], hidden_dim: int, dtype: Any
+) -> Drafter:
     """Returns a drafter without weights that is handed as much as a trained one.
 
     Args:
       num_draft: G.
-      feature_dim: F * D, 0 where no layer is tapped.
+      feature_layers: Residual streams that the trained one reads, as hidden_states indices.
       hidden_dim: D.
       dtype: Of the target's activations.
     """
+    feature_dim = len(feature_layers) * hidden_dim
 
     def init(params: PyTree, batch: int, num_slots: int) -> HandOver:
         del params, num_slots
@@ -122,7 +125,8 @@ def stand_in(num_draft: int, feature_dim: int, hidden_dim: int, dtype: Any) -> D
         )
 
     def last_rows(rows: jax.Array, end: jax.Array, count: int) -> jax.Array:
-        index = jnp.clip(end[:, None] - count + jnp.arange(count), 0, rows.shape[1] - 1)
+        offset = jnp.arange(count, dtype=jnp.int32)[None, :]
+        index = jnp.clip(end[:, None] - count + offset, 0, rows.shape[1] - 1)
         return jnp.take_along_axis(rows, index[:, :, None], axis=1)
 
     def keep_prompt(
@@ -140,9 +144,9 @@ def stand_in(num_draft: int, feature_dim: int, hidden_dim: int, dtype: Any) -> D
         )
 
     def propose(
-        params: PyTree, state: HandOver, anchor: jax.Array, position: jax.Array, key: jax.Array
+        params: PyTree, state: HandOver, anchor: jax.Array, position: jax.Array, sampling: PyTree
     ) -> tuple[Proposal, HandOver]:
-        del params, position, key
+        del params, position, sampling
         length = jnp.full(anchor.shape, num_draft, jnp.int32)
         return Proposal(tokens=state.tokens, length=length), state
 
@@ -161,7 +165,7 @@ def stand_in(num_draft: int, feature_dim: int, hidden_dim: int, dtype: Any) -> D
 
     return Drafter(
         params=(), init=init, prefill=keep_prompt, propose=propose, commit=keep_round,
-        name="stand-in", num_draft_tokens=num_draft,
+        name="stand-in", num_draft_tokens=num_draft, feature_layers=feature_layers,
     )  # fmt: skip
 
 

@@ -16,9 +16,15 @@ from asd_jax.footprint.chips import Chip
 from asd_jax.footprint.collectives import Collective
 from asd_jax.footprint.drafter_sizes import FAMILIES, cache_bytes_per_slot
 from asd_jax.footprint.program import ProgramMemory, Workload
+from asd_jax.load import Layout, target_layout
+from asd_jax.models.transformer import TransformerConfig
+from asd_jax.request import Requests
+from asd_jax.state import DecodeState
+from asd_jax.types import Drafter, Target
 
 # Of a chip's memory: for the runtime, fragmentation, and the drafter's own temporaries.
 DEFAULT_HEADROOM = 0.1
+_HLO_NAMES = {"float32": "f32", "bfloat16": "bf16"}
 NOT_INCLUDED = (
     "the drafter's own temporaries and exchanges: its program is not compiled here",
     "the runtime's own memory and fragmentation: that is what the headroom is for",
@@ -159,83 +165,31 @@ def measure(
     Raises:
       ValueError: Configs that are not implemented, or sizes that do not fit each other.
     """
-    sizes = FAMILIES[family]
-    num_layers = weights.read_target(target_config).num_layers
-    taps = sizes.feature_layers(drafter_config, num_layers)
-    config = weights.read_target(target_config, taps)
-    data, model = mesh.shape[sharding.DATA], mesh.shape[sharding.MODEL]
-    loop = workload.decode_config
-    if loop.max_len > config.max_position:
-        raise ValueError(
-            f"prompt_length + max_new_tokens: got {loop.max_len}, allowed is <= the target's "
-            f"context of {config.max_position} tokens"
-        )
-    if workload.batch_size % data:
-        raise ValueError(
-            f"batch_size: got {workload.batch_size}, allowed is a multiple of {data}, the mesh's "
-            "data axis"
-        )
-
-    def parts(dtype: str) -> tuple[Any, ...]:
-        """Returns target, drafter, requests and state as shapes."""
-        target = weights.abstract_target(config, dtype, mesh)
-        drafter = program.stand_in(
-            workload.num_draft_tokens,
-            len(taps) * config.hidden_size,
-            config.hidden_size,
-            jnp.dtype(dtype),
-        )
-        requests = program.abstract_requests(workload, mesh)
-        return target, drafter, requests, program.abstract_state(target, drafter, requests, loop)
-
+    config = weights.read_target(target_config)
+    taps = FAMILIES[family].feature_layers(drafter_config, config.num_layers)
+    _check_fit(config, workload, mesh)
     on_progress("shapes")
-    target, drafter, requests, state = parts(dtype)
-    shapes = sizes.shapes(drafter_config)
-    num_slots = state.cache.keys[0].shape[2]
-    hand_over = weights.bytes_per_device(state.drafter_state)
-    target_cache = weights.bytes_per_device(state.cache)
-    slot = cache_bytes_per_slot(family, drafter_config, jnp.dtype(dtype).itemsize)
-    if is_drafter_divided and slot:
-        kv_heads = sizes.cache_layers(drafter_config)[1]
-        slot = slot // kv_heads * max(kv_heads // model, 1)
-    footprint = Footprint(
-        data=data,
-        model=model,
-        dtype=dtype,
-        workload=workload,
-        feature_layers=taps,
-        num_slots=num_slots,
-        target_parameters=weights.num_parameters(config),
-        drafter_parameters=sum(math.prod(shape) for name, shape in shapes.items() if name != "d2t"),
-        target_weights=weights.bytes_per_device(target.params),
-        drafter_weights=weights.bytes_per_device(
-            weights.abstract_drafter_weights(shapes, dtype, mesh, is_divided=is_drafter_divided)
-        ),
-        target_cache=target_cache,
-        drafter_cache=slot * num_slots * workload.batch_size // data,
-        hand_over=hand_over,
-        requests_and_results=weights.bytes_per_device(requests)
-        + weights.bytes_per_device(state)
-        - target_cache
-        - hand_over,
-        logits=weights.bytes_per_device(
-            program.abstract_logits(target, state, workload.num_draft_tokens + 1)
-        ),
-    )
+    parts = _Parts.of(config, taps, workload, mesh, dtype)
+    held = _drafter_bytes(family, drafter_config, parts, mesh, dtype, is_drafter_divided)
+    footprint = _of_shapes(parts, taps, workload, mesh, dtype, *held)
     if not is_compiled:
         return footprint
 
+    loop = workload.decode_config
+    wide = parts if dtype == "float32" else _Parts.of(config, taps, workload, mesh, "float32")
     on_progress("lowering and compiling the prefill, float32")
-    wide, wide_drafter, _, wide_state = parts("float32")
-    prefill = program.compile_prefill(wide, wide_drafter, requests, loop)
+    prefill = program.compile_prefill(wide.target, wide.drafter, wide.requests, loop)
     on_progress("lowering and compiling the rounds, float32")
-    text, rounds = program.compile_rounds(wide, wide_drafter, requests, loop, wide_state)
-    if dtype != "float32" and data * model > 1:
+    text, rounds = program.compile_rounds(
+        wide.target, wide.drafter, wide.requests, loop, wide.state
+    )
+    if dtype != "float32" and mesh.size > 1:
         on_progress(f"lowering and compiling the rounds, {dtype}, for what is exchanged")
-        text, _ = program.compile_rounds(target, drafter, requests, loop, state)
-    narrow = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+        text, _ = program.compile_rounds(
+            parts.target, parts.drafter, parts.requests, loop, parts.state
+        )
     greedy, sampled = (
-        collectives.in_round(text, is_sampled=is_sampled, promoted_dtype=narrow)
+        collectives.in_round(text, is_sampled=is_sampled, promoted_dtype=_HLO_NAMES[dtype])
         for is_sampled in (False, True)
     )
     return dataclasses.replace(
@@ -244,4 +198,105 @@ def measure(
         rounds=rounds,
         greedy_exchanges=greedy,
         sampled_exchanges=sampled,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What the loop is compiled for, as shapes."""
+
+    layout: Layout
+    target: Target
+    drafter: Drafter
+    requests: Requests
+    state: DecodeState
+
+    @classmethod
+    def of(
+        cls,
+        config: TransformerConfig,
+        taps: tuple[int, ...],
+        workload: Workload,
+        mesh: Mesh,
+        dtype: str,
+    ) -> _Parts:
+        kind = jnp.dtype(dtype)
+        layout = target_layout(config, kind, mesh)
+        target = weights.abstract_target(layout)
+        drafter = program.stand_in(workload.num_draft_tokens, taps, config.hidden_size, kind)
+        requests = program.abstract_requests(workload, mesh)
+        state = program.abstract_state(target, drafter, requests, workload.decode_config)
+        return cls(layout, target, drafter, requests, state)
+
+
+def _check_fit(config: TransformerConfig, workload: Workload, mesh: Mesh) -> None:
+    """Raises a ValueError where sizes cannot work together."""
+    data = mesh.shape[sharding.DATA]
+    max_len = workload.decode_config.max_len
+    if max_len > config.max_position:
+        raise ValueError(
+            f"prompt_length + max_new_tokens: got {max_len}, allowed is <= the target's context of "
+            f"{config.max_position} tokens"
+        )
+    if workload.batch_size % data:
+        raise ValueError(
+            f"batch_size: got {workload.batch_size}, allowed is a multiple of {data}, the mesh's "
+            "data axis"
+        )
+
+
+def _drafter_bytes(
+    family: str,
+    drafter_config: Mapping[str, Any],
+    parts: _Parts,
+    mesh: Mesh,
+    dtype: str,
+    is_divided: bool,
+) -> tuple[int, int, int]:
+    """Returns the drafter's parameters, and the bytes of its weights and cache on a device."""
+    sizes = FAMILIES[family]
+    shapes = sizes.shapes(drafter_config)
+    abstract = weights.abstract_drafter_weights(shapes, dtype, mesh, is_divided=is_divided)
+    slot = cache_bytes_per_slot(family, drafter_config, jnp.dtype(dtype).itemsize)
+    if is_divided and slot:
+        kv_heads = sizes.cache_layers(drafter_config)[1]
+        slot = slot // kv_heads * max(kv_heads // mesh.shape[sharding.MODEL], 1)
+    batch, _, num_slots, _ = parts.state.cache.keys[0].shape
+    return (
+        sum(math.prod(shape) for name, shape in shapes.items() if name != "d2t"),
+        weights.bytes_per_device(abstract),
+        slot * num_slots * batch // mesh.shape[sharding.DATA],
+    )
+
+
+def _of_shapes(
+    parts: _Parts,
+    taps: tuple[int, ...],
+    workload: Workload,
+    mesh: Mesh,
+    dtype: str,
+    drafter_parameters: int,
+    drafter_weights: int,
+    drafter_cache: int,
+) -> Footprint:
+    """Returns all that needs no compiler."""
+    size = weights.bytes_per_device
+    target_cache, hand_over = size(parts.state.cache), size(parts.state.drafter_state)
+    logits = program.abstract_logits(parts.target, parts.state, workload.num_draft_tokens + 1)
+    return Footprint(
+        data=mesh.shape[sharding.DATA],
+        model=mesh.shape[sharding.MODEL],
+        dtype=dtype,
+        workload=workload,
+        feature_layers=taps,
+        num_slots=parts.state.cache.keys[0].shape[2],
+        target_parameters=weights.num_parameters(parts.layout),
+        drafter_parameters=drafter_parameters,
+        target_weights=size(parts.target.params),
+        drafter_weights=drafter_weights,
+        target_cache=target_cache,
+        drafter_cache=drafter_cache,
+        hand_over=hand_over,
+        requests_and_results=size(parts.requests) + size(parts.state) - target_cache - hand_over,
+        logits=size(logits),
     )

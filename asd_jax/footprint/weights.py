@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asd_jax import sharding
 from asd_jax.footprint.drafter_sizes import DIVIDED_AXES
-from asd_jax.load import TargetLayout
+from asd_jax.load import Layout
 from asd_jax.models import MODELS
 from asd_jax.models.transformer import TransformerConfig, as_target
 from asd_jax.types import PyTree, Target
 
 
-def read_target(
-    hf_config: Mapping[str, Any], feature_layers: Sequence[int] = ()
-) -> TransformerConfig:
+def read_target(hf_config: Mapping[str, Any]) -> TransformerConfig:
     """Reads a target's Hugging Face config.
 
     Args:
       hf_config: Fields of its `config.json`.
-      feature_layers: Residual streams that a drafter reads, as hidden_states indices.
 
     Raises:
       ValueError: A model type or a field that is not implemented.
@@ -37,29 +32,18 @@ def read_target(
     family = MODELS.get(str(model_type))
     if family is None:
         raise ValueError(f"model_type: got {model_type!r}, allowed is one of {sorted(MODELS)}")
-    return dataclasses.replace(family.read_config(hf_config), feature_layers=tuple(feature_layers))
+    return family.read_config(hf_config)
 
 
-def abstract_target(config: TransformerConfig, dtype: Any, mesh: Mesh) -> Target:
-    """Returns the target whose weights are shapes with a sharding; nothing is allocated.
-
-    Args:
-      config: Its sizes.
-      dtype: Of weights and cache.
-      mesh: With the axes `data` and `model`.
-
-    Raises:
-      ValueError: The mesh's model axis cannot divide it.
-    """
-    layout = TargetLayout.of(config, jnp.dtype(dtype), mesh)
+def abstract_target(layout: Layout) -> Target:
+    """Returns the target whose weights are shapes with a sharding; nothing is allocated."""
     params: Any = layout.abstract_params()
-    model = nnx.merge(layout.graphdef, layout.state(params))
+    model = layout.module(params)
     return as_target(model, layout.partition)
 
 
-def num_parameters(config: TransformerConfig) -> int:
+def num_parameters(layout: Layout) -> int:
     """Returns the parameters of a target as its checkpoint has them, without any padding."""
-    layout = TargetLayout.of(config, jnp.dtype(jnp.float32), None)
     return sum(math.prod(shape) for shape in layout.shapes.values())
 
 
@@ -89,8 +73,9 @@ def abstract_drafter_weights(
       shapes: By tensor name, from `drafter_sizes`.
       dtype: Of its weights; the table `d2t` is int32.
       mesh: The target's.
-      is_divided: Whether the mesh's model axis divides them as it does the target's; otherwise
-        they lie whole on every device. A tensor that it cannot divide lies whole all the same.
+      is_divided: Whether the mesh's model axis divides them, as it does the target's but without
+        padding and copies; otherwise they lie whole on every device. A tensor that it cannot divide
+        lies whole all the same.
     """
     return {
         name: jax.ShapeDtypeStruct(

@@ -1,16 +1,16 @@
-"""What parameters a target has, and how one device or a mesh holds them."""
+"""What parameters a model has, and how one device or a mesh holds them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from asd_jax import sharding
 from asd_jax.checkpoints.source import CheckpointError, TensorSource
@@ -23,53 +23,64 @@ from asd_jax.models.transformer import (
 )
 from asd_jax.sharding import Partition
 
+# Path (regex) -> logical axes, as `asd_jax.models.transformer.PARAM_AXES`.
+ParamAxes = Sequence[tuple[str, tuple[str | None, ...]]]
+
 
 @dataclasses.dataclass(frozen=True)
-class TargetLayout:
+class Layout:
     """What parameters a model has and how a mesh holds them.
 
     Attributes:
-      config: The model.
       dtype: Of its weights.
       graphdef: Of one device's share.
       shapes: Whole parameters by path, as a checkpoint has them.
-      specs: Where the mesh divides them, in the same order.
+      axes: Logical axes by path.
+      whole: The share of a device that holds everything.
       share: What a device holds.
       partition: Where it lies, None without a mesh.
       template: Abstract state of one device's share.
     """
 
-    config: TransformerConfig
     dtype: Any
     graphdef: nnx.GraphDef
     shapes: dict[str, tuple[int, ...]]
-    specs: tuple[PartitionSpec, ...]
+    axes: dict[str, tuple[str | None, ...]]
+    whole: DeviceShare
     share: DeviceShare
     partition: Partition | None
     template: Any
 
     @classmethod
-    def of(cls, config: TransformerConfig, dtype: Any, mesh: Mesh | None) -> TargetLayout:
+    def of(
+        cls,
+        build: Callable[[DeviceShare], nnx.Module],
+        divide: Callable[[int, str | None], DeviceShare],
+        axes: ParamAxes,
+        dtype: Any,
+        mesh: Mesh | None,
+    ) -> Layout:
         """Lays a model out on a mesh, or on the default device without one.
+
+        Args:
+          build: Makes the module for a share; only its shapes are taken.
+          divide: What one of so many devices of a mesh axis holds.
+          axes: Logical axes of every parameter.
+          dtype: Of the weights.
+          mesh: The mesh, or None.
 
         Raises:
           ValueError: The mesh's model axis cannot divide it.
         """
         size = 1 if mesh is None else mesh.shape[sharding.MODEL]
-        share = device_share(config, size, sharding.MODEL)
-
-        def abstract(share: DeviceShare | None) -> Any:
-            return nnx.eval_shape(
-                lambda: Transformer(config, share=share, dtype=dtype, rngs=nnx.Rngs(0))
-            )
-
-        graphdef, template = nnx.split(abstract(share))
-        shapes = {
-            path: tuple(leaf.shape) for path, leaf in flat_params(nnx.state(abstract(None))).items()
-        }
-        specs = sharding.param_specs(list(shapes), PARAM_AXES)
+        whole, share = divide(1, None), divide(size, sharding.MODEL)
+        graphdef, template = nnx.split(nnx.eval_shape(lambda: build(share)))
+        full = nnx.state(nnx.eval_shape(lambda: build(whole)))
+        shapes = {path: tuple(leaf.shape) for path, leaf in flat_params(full).items()}
+        logical = {path: _axes_of(path, axes) for path in shapes}
+        specs = tuple(sharding.spec(*names) for names in logical.values())
         partition = None if mesh is None else Partition(mesh, specs)
-        return cls(config, dtype, graphdef, shapes, specs, share, partition, template)
+        return cls(dtype, graphdef, shapes, logical, whole, share, partition, template)
 
     @property
     def model_size(self) -> int:
@@ -81,18 +92,19 @@ class TargetLayout:
         """Where each parameter goes, or None for the default device."""
         if self.partition is None:
             return None
-        mesh = self.partition.mesh
+        mesh, specs = self.partition.mesh, self.partition.param_specs
         return {
-            path: NamedSharding(mesh, spec)
-            for path, spec in zip(self.shapes, self.specs, strict=True)
+            path: NamedSharding(mesh, spec) for path, spec in zip(self.shapes, specs, strict=True)
         }
 
     def on_mesh(self, path: str, tensor: TensorSource) -> TensorSource:
         """Returns a tensor as the mesh holds it: vocabulary padded, key/value heads copied."""
-        if re.fullmatch("embed_tokens|lm_head", path):
-            return tensor.pad_rows(self.share.vocab_size * self.model_size)
-        if re.search("/[kv]_proj/", path):
-            return tensor.repeat_rows(self.config.head_dim, self.share.kv_copies)
+        first = self.axes[path][0]
+        if first == "vocab":
+            return tensor.pad_rows(-(-tensor.shape[0] // self.model_size) * self.model_size)
+        if first == "kv_heads":
+            head_dim = tensor.shape[0] // self.whole.num_kv_heads
+            return tensor.repeat_rows(head_dim, self.share.kv_copies)
         return tensor
 
     def abstract_params(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -107,18 +119,40 @@ class TargetLayout:
             for path, shape in self.shapes.items()
         }
 
-    def state(self, params: Mapping[str, jax.Array]) -> Any:
-        """Returns parameters in the form that the module takes."""
+    def module(self, params: Mapping[str, Any]) -> Any:
+        """Returns the module of one device's share with these parameters in it."""
         flat = [
             (path, leaf.replace(params["/".join(map(str, path))]))
             for path, leaf in nnx.to_flat_state(self.template)
         ]
-        return nnx.from_flat_state(flat)
+        return nnx.merge(self.graphdef, nnx.from_flat_state(flat))
+
+
+def target_layout(config: TransformerConfig, dtype: Any, mesh: Mesh | None) -> Layout:
+    """Lays a dense decoder out on a mesh, or on the default device without one.
+
+    Raises:
+      ValueError: The mesh's model axis cannot divide it.
+    """
+    return Layout.of(
+        lambda share: Transformer(config, share=share, dtype=dtype, rngs=nnx.Rngs(0)),
+        lambda size, axis: device_share(config, size, axis),
+        PARAM_AXES,
+        dtype,
+        mesh,
+    )
 
 
 def flat_params(params: Any) -> dict[str, Any]:
     """Returns the parameters of a module by path."""
     return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(params)}
+
+
+def _axes_of(path: str, axes: ParamAxes) -> tuple[str | None, ...]:
+    for pattern, names in axes:
+        if re.fullmatch(pattern, path):
+            return names
+    raise ValueError(f"parameter {path}: has no logical axes")
 
 
 def _shape_only(path: str, shape: tuple[int, ...]) -> TensorSource:

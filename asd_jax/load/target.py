@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 
 from asd_jax import tokenizer as tokenizers
@@ -18,7 +17,7 @@ from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.checkpoints.orbax_io import read_metadata, restore_params, save_params
 from asd_jax.checkpoints.placement import place_tensors
 from asd_jax.checkpoints.source import CheckpointError, CheckpointSource
-from asd_jax.load.layout import TargetLayout, flat_params
+from asd_jax.load.layout import Layout, flat_params, target_layout
 from asd_jax.models import MODELS, ModelFamily
 from asd_jax.models.transformer import TransformerConfig, as_target
 from asd_jax.tokenizer import Tokenizer
@@ -94,15 +93,13 @@ def load_target(
         feature_layers=tuple(feature_layers),
     )
     dtype = default_dtype() if dtype is None else jnp.dtype(dtype)
-    layout = TargetLayout.of(config, dtype, mesh)
+    layout = target_layout(config, dtype, mesh)
     if params_from is not None:
         params = _restore(Path(params_from), source, layout)
     else:
-        params = _read(source, family, layout, on_progress)
-    model = nnx.merge(layout.graphdef, layout.state(params))
-    return LoadedTarget(
-        target=as_target(model, layout.partition), tokenizer=tokenizer, config=config, source=source
-    )
+        params = _read(source, family, config, layout, on_progress)
+    target = as_target(layout.module(params), layout.partition)
+    return LoadedTarget(target=target, tokenizer=tokenizer, config=config, source=source)
 
 
 def save_target(loaded: LoadedTarget, path: str | Path) -> None:
@@ -136,12 +133,13 @@ def _family(source: CheckpointSource) -> ModelFamily:
 def _read(
     source: CheckpointSource,
     family: ModelFamily,
-    layout: TargetLayout,
+    config: TransformerConfig,
+    layout: Layout,
     on_progress: ProgressFn | None,
 ) -> dict[str, jax.Array]:
     """Converts a checkpoint tensor by tensor."""
     ignored = family.ignored_keys
-    if layout.config.tie_word_embeddings:
+    if config.tie_word_embeddings:
         ignored += (r"lm_head\.weight",)  # some exporters store the tied copy
     rules = [KeyRule(*rule) for rule in family.key_rules]
     tensors = map_tensors(source.tensors, rules, layout.shapes, ignored=ignored)
@@ -149,7 +147,7 @@ def _read(
     return place_tensors(tensors, layout.dtype, shardings=layout.shardings, on_progress=on_progress)
 
 
-def _restore(path: Path, source: CheckpointSource, layout: TargetLayout) -> dict[str, jax.Array]:
+def _restore(path: Path, source: CheckpointSource, layout: Layout) -> dict[str, jax.Array]:
     """Restores what `save_target` saved of the same checkpoint."""
     saved, digest = read_metadata(path).get("source"), source.digest()
     if saved != digest:
