@@ -138,6 +138,13 @@ def _check_names(path: Path, infos: list[zipfile.ZipInfo]) -> None:
             f"{path}: not a torch file: its members are in {len(folders)} folders, expected 1: "
             f"{some(folders)}"
         )
+    inner = [name.partition("/")[2] for name in names]
+    script = [name for name in inner if name == "constants.pkl" or name.startswith("code/")]
+    if script:
+        raise CheckpointError(
+            f"{path}: refused: a TorchScript archive, that is a program (it has {some(script, 2)});"
+            " expected a file of tensors: save its state_dict"
+        )
 
 
 def _member(path: Path, stream: Any, info: zipfile.ZipInfo, following: int) -> _Member:
@@ -176,12 +183,6 @@ def _member(path: Path, stream: Any, info: zipfile.ZipInfo, following: int) -> _
 
 
 def _check_side_members(path: Path, members: dict[str, _Member]) -> None:
-    script = [name for name in members if name == "constants.pkl" or name.startswith("code/")]
-    if script:
-        raise CheckpointError(
-            f"{path}: refused: a TorchScript archive, that is a program (it has {some(script, 2)});"
-            " expected a file of tensors: save its state_dict"
-        )
     if "data.pkl" not in members or "version" not in members:
         raise CheckpointError(
             f"{path}: not a torch file: a zip archive without data.pkl and version; "

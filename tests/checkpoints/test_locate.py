@@ -1,5 +1,6 @@
 """From names to files: local paths first, then the hub, and what is said when neither works."""
 
+import fnmatch
 import json
 import sys
 from pathlib import Path
@@ -89,6 +90,56 @@ def test_of_one_file_and_shards_only_what_the_index_names_is_downloaded(hub):
     assert hub.calls[-1][2] == ["model-1", "model-1.safetensors", "model-2.safetensors"]
 
 
+def serve(hub, monkeypatch, *files):
+    """Makes the hub's repository hold these files; a download copies what it was asked for."""
+
+    def snapshot_download(repo_id, *, revision, allow_patterns, ignore_patterns):
+        hub.calls.append((repo_id, revision, allow_patterns))
+        for name in files:
+            if any(fnmatch.fnmatch(name, pattern) for pattern in allow_patterns):
+                shards = {"weight_map": {"w": name.removesuffix(".index.json") + "-1"}}
+                (hub.folder / name).write_text(json.dumps(shards))
+        return str(hub.folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
+@pytest.mark.parametrize(
+    ("files", "fetched"),
+    [
+        (["model.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"], ["model.safetensors"]),
+        (
+            ["model.safetensors.index.json", "model.safetensors-1", "pytorch_model.bin"],
+            ["model.safetensors-1"],
+        ),
+        (["medusa_lm_head.safetensors", "medusa_lm_head.pt"], ["medusa_lm_head.safetensors"]),
+        (["pytorch_model.bin"], ["pytorch_model.bin"]),
+        (["pytorch_model.bin.index.json", "pytorch_model.bin-1"], ["pytorch_model.bin-1"]),
+        (["medusa_lm_head.pt"], ["medusa_lm_head.pt"]),
+        (["optimizer.pt", "model.onnx"], []),
+    ],
+)
+def test_of_a_drafter_torch_files_are_downloaded_only_for_want_of_others(
+    hub, monkeypatch, files, fetched
+):
+    serve(hub, monkeypatch, "config.json", *files)
+    assert resolve("org/name@v1", kind="drafter") == hub.folder
+    got = {path.name for path in hub.folder.iterdir()}
+    assert got == {"config.json", *fetched, *(name for name in files if name.endswith(".json"))}
+    assert [call[1] for call in hub.calls] == ["v1"] + [COMMIT] * (len(hub.calls) - 1)
+
+
+def test_of_a_target_torch_files_are_never_downloaded(hub, monkeypatch):
+    serve(hub, monkeypatch, "config.json", "pytorch_model.bin")
+    resolve("org/name")
+    assert [path.name for path in hub.folder.iterdir()] == ["config.json"]
+
+
+def test_other_kinds_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="kind: got 'speculator', allowed: 'target', 'drafter'"):
+        resolve(tmp_path, kind="speculator")
+
+
 def test_a_bad_index_from_the_hub_is_named(hub):
     (hub.folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"index\.json: weight_map must map"):
@@ -138,3 +189,10 @@ def test_offline_a_cached_model_is_found_at_its_revision(offline):
         assert open_checkpoint(resolve(name)).path == folder
     with pytest.raises(CheckpointError, match="org/name@v2: .*not in the local cache"):
         resolve("org/name@v2")
+
+
+def test_offline_a_cached_drafter_of_torch_files_is_found(offline):
+    folder = offline / "models--org--name" / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    assert resolve(f"org/name@{COMMIT}", kind="drafter") == folder
