@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 import asd_jax
 from asd_jax.drafters.ngram import lookup
 
-SLOTS, G, MAX_SUFFIX = 24, 5, 4
+SLOTS, CORPUS_SLOTS, G, MAX_SUFFIX = 24, 32, 5, 4
 
 
 @functools.partial(jax.jit, static_argnames=("max_suffix",))
-def jitted(history, position, max_suffix):
-    return lookup(history, position, G, max_suffix)
+def jitted(history, position, max_suffix, corpus=None):
+    return lookup(history, position, G, max_suffix, corpus)
 
 
-def search(history: list[int], max_suffix: int) -> list[int]:
+def search(history: list[int], max_suffix: int, corpus=()) -> list[int]:
     """Returns the proposal: what followed the latest occurrence of the longest known suffix."""
     last = len(history) - 1
     for size in range(max_suffix, 0, -1):
@@ -32,14 +32,28 @@ def search(history: list[int], max_suffix: int) -> list[int]:
         for end in range(last - 1, size - 2, -1):
             if history[end - size + 1 : end + 1] == suffix:
                 return history[end + 1 : end + 1 + G]
+        for text in reversed(corpus):
+            for end in range(len(text) - 2, size - 2, -1):
+                if text[end - size + 1 : end + 1] == suffix:
+                    return text[end + 1 : end + 1 + G]
     return []
 
 
-def propose(history: list[int], max_suffix: int = MAX_SUFFIX) -> list[int]:
+def propose(history: list[int], max_suffix: int = MAX_SUFFIX, corpus=None) -> list[int]:
     buffer = np.full(SLOTS, 7, np.int32)  # garbage behind the last token must not match
     buffer[: len(history)] = history
-    tokens, length = jitted(jnp.asarray(buffer), jnp.int32(len(history) - 1), max_suffix)
+    if corpus is not None:
+        corpus = jnp.asarray(in_slots(asd_jax.ngram(G, corpus=corpus)))
+    tokens, length = jitted(jnp.asarray(buffer), jnp.int32(len(history) - 1), max_suffix, corpus)
     return np.asarray(tokens)[: int(length)].tolist()
+
+
+def in_slots(drafter) -> np.ndarray:
+    """Returns the corpus of a drafter in a fixed size, so that few programs are compiled."""
+    slots = np.full(CORPUS_SLOTS, -1, np.int32)  # end marks: as many empty sequences
+    if drafter.params != ():
+        slots[: drafter.params.tokens.size] = drafter.params.tokens
+    return slots
 
 
 @pytest.mark.parametrize(
@@ -64,6 +78,97 @@ def test_known_histories(history, expected):
 )
 def test_equals_search_by_hand(history, max_suffix):
     assert propose(history, max_suffix) == search(history, max_suffix)
+
+
+@pytest.mark.parametrize(
+    ("history", "corpus", "expected"),
+    [
+        ([8, 1, 2], [[1, 2, 3, 4]], [3, 4]),  # nothing in the history
+        ([1, 2, 9, 1, 2], [[1, 2, 3]], [9, 1, 2]),  # equally long: the history first
+        ([1, 2, 9, 5, 2], [[5, 2, 3]], [3]),  # longer in the corpus
+        ([1, 2, 9, 1, 2], [[6, 2, 3]], [9, 1, 2]),  # longer in the history
+        ([1, 2], [[1, 2, 3], [1, 2, 4]], [4]),  # later sequences first
+        ([1, 2], [[1, 2, 3, 1, 2, 5]], [5]),  # and later places in them
+        ([1, 2], [[1, 2, 3], [1, 2]], [3]),  # nothing follows at a sequence's end
+        ([1, 2], [[1], [2, 5]], [5]),  # no match across an end
+        ([1, 2], [[1, 2, 3], [4, 5, 6]], [3]),  # no continuation across one
+        ([1, 2], [[1, 2, 3, 4, 5, 6, 7, 8]], [3, 4, 5, 6, 7]),  # G at most
+        ([1, 2], [[], [2, 6], []], [6]),  # empty sequences are nothing
+        ([1, 2], [[3, 4]], []),
+        ([5], [[1, 5, 6]], [6]),  # one token of history is enough
+    ],
+)
+def test_known_corpora(history, corpus, expected):
+    assert propose(history, MAX_SUFFIX, corpus) == expected
+
+
+TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=7), max_size=4)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=SLOTS), TEXTS, st.sampled_from([1, 2, 4]))
+def test_with_a_corpus_equals_search_by_hand(history, corpus, max_suffix):
+    assert propose(history, max_suffix, corpus) == search(history, max_suffix, corpus)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=SLOTS), TEXTS)
+def test_a_corpus_that_matches_nothing_changes_nothing(history, corpus):
+    elsewhere = [[token + 4 for token in text] for text in corpus]
+    assert propose(history, MAX_SUFFIX, elsewhere) == propose(history)
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=7), TEXTS)
+def test_a_text_of_the_corpus_is_continued_from_its_own_beginning(text, corpus):
+    """The last sequence wins every tie, so its longest suffixes lead along it."""
+    drafts = propose(text[:1], 1, [*corpus, text])
+    assert drafts == search(text[:1], 1, [text])
+
+
+def test_no_corpus_is_the_drafter_without_one():
+    assert asd_jax.ngram(4, corpus=[]) == asd_jax.ngram(4) == asd_jax.ngram(4, corpus=[[], []])
+    assert asd_jax.ngram(4, corpus=[]).params == ()
+
+
+def test_rounds_look_into_the_corpus_as_an_argument():
+    drafter = asd_jax.ngram(3, corpus=[np.asarray([9, 1, 2, 3, 4], np.int64), (5, 6)])
+    assert drafter.params.tokens.tolist() == [9, 1, 2, 3, 4, -1, 5, 6, -1]
+    assert drafter.params.tokens.dtype == jnp.int32
+    state = drafter.init(drafter.params, 3, 16)
+    prompts = jnp.asarray([[9, 1, 0], [7, 8, 7], [4, 3, 0]], jnp.int32)
+    lengths = jnp.asarray([2, 3, 2], jnp.int32)
+    nothing = jnp.zeros((3, 3, 0))
+    state = drafter.prefill(drafter.params, state, prompts, nothing, nothing, lengths)
+    step = jax.jit(lambda params, state: drafter.propose(params, state, anchors, lengths, None))
+    anchors = jnp.asarray([2, 8, 5], jnp.int32)
+    proposal, after = step(drafter.params, state)
+    assert proposal.length.tolist() == [2, 2, 1]
+    assert [row[:n].tolist() for row, n in zip(proposal.tokens, [2, 2, 1], strict=True)] == [
+        [3, 4],
+        [7, 8],
+        [6],
+    ]
+    # The corpus is neither in the state nor in the program: another of its size is looked up.
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+    other = drafter.params.replace(tokens=drafter.params.tokens.at[3].set(0))
+    assert step(other, state)[0].tokens[0, 0] == 0
+    assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        ([[1, 2], [3, -1]], r"corpus\[1\]: got id -1, allowed is 0\.\.2147483647"),
+        ([[2**31]], r"corpus\[0\]: got id 2147483648"),
+        ([[2**70]], r"corpus\[0\]: got \[1180591620717411303424\], allowed is a sequence of"),
+        ([[1.0, 2.0]], r"corpus\[0\]: got \[1\.0, 2\.0\], allowed is a sequence of token ids"),
+        ([[True, False]], r"corpus\[0\]"),
+        ([1, 2, 3], r"corpus\[0\]: got 1, allowed is a sequence of token ids"),
+        (["text"], r"corpus\[0\]: got 'text'"),
+        ([[[1, 2]]], r"corpus\[0\]"),
+    ],
+)
+def test_sequences_that_are_not_token_ids_are_refused(corpus, message):
+    with pytest.raises(ValueError, match=message):
+        asd_jax.ngram(3, corpus=corpus)
 
 
 def test_batched_rounds_propose_from_the_committed_history_only():
