@@ -16,6 +16,7 @@ import ml_collections
 from ml_collections import config_dict
 
 from asd_jax.footprint import CHIPS, FAMILIES, Workload
+from asd_jax.footprint.report import DEFAULT_HEADROOM
 from experiments.config import ConfigError
 
 ALL_CHIPS = "all"
@@ -57,7 +58,7 @@ FIELDS: dict[str, _Field] = {
     "dtype": _choice("bfloat16", ("bfloat16", "float32"), "type of weights and caches"),
     "chip": _choice(ALL_CHIPS, (*CHIPS, ALL_CHIPS), "accelerator it has to fit"),
     "headroom": _Field(
-        0.1, float, lambda value: 0 <= value < 1, "a number >= 0 and < 1",
+        DEFAULT_HEADROOM, float, lambda value: 0 <= value < 1, "a number >= 0 and < 1",
         "part of a chip's memory to leave free",
     ),
     "compile": _flag(True, "compile the loop, for temporaries and exchanges"),
