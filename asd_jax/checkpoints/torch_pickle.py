@@ -224,8 +224,7 @@ class _Machine:
         metadata = rest[0] if rest else None
         if metadata is None:
             return
-        # Torch writes two flags; a long table used by many tensors would take quadratic time.
-        if type(metadata) is not dict or len(metadata) > 2 or set(metadata) - {"neg", "conj"}:
+        if type(metadata) is not dict or set(metadata) - {"neg", "conj"}:
             self._refuse("has a tensor with metadata other than the flags neg and conj")
         if any(flag is not False for flag in metadata.values()):
             self._refuse("has a tensor that is stored negated or conjugated")

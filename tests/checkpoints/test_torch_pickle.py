@@ -325,17 +325,6 @@ def test_bombs_take_little_time_and_memory(bomb):
     assert time.process_time() - start < 20
 
 
-def test_a_long_shape_or_flag_table_is_not_read_again_and_again():
-    for long in (numbers([1] * 100_000), table({str(k): b"\x89" for k in range(100_000)})):
-        args = (storage(), number(0), b"h\1", b"h\1", b"\x89", DICT)
-        shapes = call(REBUILD, *args)
-        flags = tensor(storage(), rest=[b"h\1"])
-        start = time.process_time()
-        for program in (shapes, flags):
-            refused(b"(" + long + b"q\1" + program * 1000 + b"t", "bad shape|other than the flags")
-        assert time.process_time() - start < 20
-
-
 def test_a_pickle_that_is_too_long_is_refused(tmp_path):
     path = write(tmp_path / "m.bin", b"N" * (1 << 22))
     with pytest.raises(CheckpointError, match="data.pkl has 4194307 bytes, allowed: at most"):
