@@ -179,11 +179,15 @@ def _check_fit(target: Target, drafter: Drafter, requests: Requests, config: Dec
             f"num_draft_tokens: got {config.num_draft_tokens}, allowed is <= {fixed} with drafter "
             f"{drafter.name}"
         )
-    if config.max_len > target.context_length:
-        raise ValueError(
-            f"max_len: got {config.max_len}, allowed is <= the target's context of "
-            f"{target.context_length} tokens"
-        )
+    for owner, length in (
+        ("target", target.context_length),
+        (f"drafter {drafter.name}", drafter.context_length),
+    ):
+        if length is not None and config.max_len > length:
+            raise ValueError(
+                f"max_len: got {config.max_len}, allowed is <= the {owner}'s context of "
+                f"{length} tokens"
+            )
 
 
 def _largest(column: jax.Array) -> int:

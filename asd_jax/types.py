@@ -357,6 +357,7 @@ class Drafter(struct.PyTreeNode):
       num_draft_tokens: Proposed block length G, or None where any G will do.
       feature_layers: Residual streams of the target that it reads, as in `Target.forward`.
       num_params: Numbers of its own, those shared with the target not counted.
+      context_length: Largest number of positions that it was made for, None: no limit.
       partition: Where the weights lie on the target's mesh, as in `Target`; None: on every device.
     """
 
@@ -369,4 +370,5 @@ class Drafter(struct.PyTreeNode):
     num_draft_tokens: int | None = struct.field(pytree_node=False, default=None)
     feature_layers: tuple[int, ...] = struct.field(pytree_node=False, default=())
     num_params: int = struct.field(pytree_node=False, default=0)
+    context_length: int | None = struct.field(pytree_node=False, default=None)
     partition: Partition | None = struct.field(pytree_node=False, default=None)

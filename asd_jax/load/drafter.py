@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,14 +16,17 @@ from asd_jax.checkpoints.drafter_files import open_drafter
 from asd_jax.checkpoints.key_map import KeyRule, map_tensors
 from asd_jax.checkpoints.locate import resolve
 from asd_jax.checkpoints.placement import place_tensors
-from asd_jax.checkpoints.source import CheckpointError, CheckpointSource
+from asd_jax.checkpoints.source import CheckpointError, CheckpointSource, some
 from asd_jax.drafters import FAMILIES
+from asd_jax.drafters.draft_model import draft_model
 from asd_jax.drafters.family import DrafterFamily, DrafterOptions, TargetFacts
 from asd_jax.drafters.ngram import ngram
 from asd_jax.drafters.none import no_drafter
 from asd_jax.load.layout import Layout, flat_params
-from asd_jax.load.target import LoadedTarget, ProgressFn
+from asd_jax.load.target import LoadedTarget, ProgressFn, load_target
+from asd_jax.models import MODELS
 from asd_jax.sharding import Partition
+from asd_jax.tokenizer import IdsOnly, Tokenizer
 from asd_jax.types import Drafter
 
 DEFAULT_NUM_DRAFT_TOKENS = 7
@@ -65,19 +70,81 @@ def load_drafter(
         raise ValueError(
             f"drafter: got {path_or_id!r} without a target, allowed then is 'ngram' or 'none'"
         )
-    source = open_drafter(resolve(path_or_id, kind="drafter"))
+    path = resolve(path_or_id, kind="drafter")
+    if path.suffix == ".gguf":
+        return _load_draft_model(path, target, options, dtype, on_progress)
+    source = open_drafter(path)
     family = find_family(source.tensors, source.config)
-    if family is None:
-        raise CheckpointError(
-            f"{source.path}: not a drafter of any known family "
-            f"({', '.join(family.name for family in FAMILIES)}) by the names of its tensors"
-        )
-    return _load(source, family, target, options, dtype, on_progress)
+    if family is not None:
+        return _load(source, family, target, options, dtype, on_progress)
+    if is_target(source.tensors, source.config):
+        return _load_draft_model(path, target, options, dtype, on_progress)
+    raise CheckpointError(
+        f"{source.path}: neither a drafter ({', '.join(family.name for family in FAMILIES)}) nor a "
+        f"model ({', '.join(sorted(MODELS))}) by its config and the names of its tensors: "
+        f"{some(source.tensors, limit=4)}"
+    )
 
 
 def find_family(names: Collection[str], config: Mapping[str, Any]) -> DrafterFamily | None:
     """Returns the family whose tensors these are, or None."""
     return next((f for f in FAMILIES if f.is_released_as(names, config)), None)
+
+
+def is_target(names: Collection[str], config: Mapping[str, Any]) -> bool:
+    """Returns whether these are the tensors of a whole model that could be a target."""
+    return config.get("model_type") in MODELS and "model.embed_tokens.weight" in names
+
+
+def _load_draft_model(
+    path: Path,
+    target: LoadedTarget,
+    options: DrafterOptions,
+    dtype: Any,
+    on_progress: ProgressFn | None,
+) -> Drafter:
+    partition = target.target.partition
+    loaded = load_target(
+        str(path),
+        dtype=target_facts(target).embed_tokens.dtype if dtype is None else dtype,
+        mesh=None if partition is None else partition.mesh,
+        on_progress=on_progress,
+    )
+    require_same_vocabulary(target.tokenizer, loaded.tokenizer, path)
+    drafter = draft_model(
+        loaded.target,
+        options.num_draft_tokens or DEFAULT_NUM_DRAFT_TOKENS,
+        vocab_size=target.config.vocab_size,
+        with_logits=options.with_logits,
+    )
+    return on_target_mesh(drafter, target)
+
+
+def require_same_vocabulary(target: Tokenizer, drafter: Tokenizer, path: Path) -> None:
+    """Checks that every id stands for the same token. Rows of padding behind them do not matter.
+
+    Without a tokenizer on one side only the number of ids can be compared.
+
+    Raises:
+      CheckpointError: With the first ids that differ.
+    """
+    if isinstance(target, IdsOnly) or isinstance(drafter, IdsOnly):
+        if target.num_ids != drafter.num_ids:
+            raise CheckpointError(
+                f"{path}: drafter has {drafter.num_ids} token ids, the target {target.num_ids}"
+            )
+        return
+    pairs = itertools.zip_longest(target.token_strings(), drafter.token_strings(), fillvalue="")
+    different = [(i, a, b) for i, (a, b) in enumerate(pairs) if a != b]
+    if different:
+        shown = "; ".join(
+            f"id {i} is {a or None!r} for the target and {b or None!r} for the drafter"
+            for i, a, b in different[:3]
+        )
+        raise CheckpointError(
+            f"{path}: drafter and target have different vocabularies, {len(different)} ids differ: "
+            f"{shown}"
+        )
 
 
 def _load(
