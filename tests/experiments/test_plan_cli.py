@@ -108,30 +108,63 @@ def test_a_plan_of_true_size_allocates_no_weights(tmp_path):
     assert record["peak_memory_of_planning_bytes"] < 10**9 < footprint["target_weights"] / 16
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--config.chip=v9"], "chip: got 'v9', allowed is one of v5e, v6e, A100"),
-        (["--config.chips=v5e"], "chips: no such field; did you mean chip?"),
-        (["--config.mesh.model=two"], "mesh.model: got 'two', allowed is a whole number 1..1024"),
-        (["--config.mesh.model=3"], "mesh model axis: got 3, allowed is a divisor of num_heads 4"),
-        (["--config.batch_size=3"], "batch_size: got 3, allowed is a multiple of 2"),
-        (["--config.target.model_type=gpt2"], "model_type: got 'gpt2', allowed is one of"),
-        (["more"], "got 'more', allowed are only flags"),
-    ],
-)
-def test_what_is_wrong_is_told_in_one_line(folder, arguments, message):
-    status, stdout, stderr = plan(folder, "--config=tiny.py", *arguments)
-    assert status == 2
-    assert stderr.startswith(f"error: {message}") and stderr.count("\n") == 1, stderr
+# Runs command lines that end early in forks of one process that has imported.
+FORKS = """
+import json, os, sys, tempfile
+from absl import app
+from experiments import plan
+outcomes = []
+for arguments in json.load(sys.stdin):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if child == 0:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            status = 99
+            try:
+                sys.argv = ["plan", *arguments]  # ml_collections looks here as well
+                app.run(plan.main, flags_parser=plan.parse_or_exit)
+            except SystemExit as end:
+                status = end.code or 0
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0), err.seek(0)
+        outcomes.append((status, out.read().decode(), err.read().decode()))
+print(json.dumps(outcomes))
+"""
 
 
-def test_a_missing_configuration_is_told_and_help_lists_all_fields(folder):
-    status, _, stderr = plan(folder)
-    assert status == 2 and "--config=FILE is missing" in stderr
-    status, stdout, _ = plan(folder, "--help")
-    assert status == 0
-    assert all(f"--config.{name}=" in stdout for name in plan_config.FIELDS)
+def test_what_is_wrong_is_told_in_one_line_and_help_lists_all_fields(folder):
+    wrong = {
+        "--config.chip=v9": "chip: got 'v9', allowed is one of v5e, v6e, A100",
+        "--config.chips=v5e": "chips: no such field; did you mean chip?",
+        "--config.mesh.model=two": "mesh.model: got 'two', allowed is a whole number 1..1024",
+        "--config.mesh.model=3": "mesh model axis: got 3, allowed is a divisor of num_heads 4",
+        "--config.batch_size=3": "batch_size: got 3, allowed is a multiple of 2",
+        "--config.target.model_type=gpt2": "model_type: got 'gpt2', allowed is one of",
+        "more": "got 'more', allowed are only flags",
+    }
+    cases = [["--config=tiny.py", argument] for argument in wrong]
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        input=json.dumps([*cases, [], ["--help"]]),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    *outcomes, missing, asked = json.loads(done.stdout)
+    for (status, _, stderr), message in zip(outcomes, wrong.values(), strict=True):
+        assert status == 2
+        assert stderr.startswith(f"error: {message}") and stderr.count("\n") == 1, stderr
+    assert missing[0] == 2 and "--config=FILE is missing" in missing[2]
+    assert asked[0] == 0
+    assert all(f"--config.{name}=" in asked[1] for name in plan_config.FIELDS)
 
 
 @pytest.mark.parametrize(
