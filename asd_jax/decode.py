@@ -19,7 +19,15 @@ from asd_jax.request import Requests, bucket_length, make_requests
 from asd_jax.round import commit_tokens, decode_round, first_token
 from asd_jax.sharding import BATCH, is_any, params_specs_tree, shard_state, state_specs, to_host
 from asd_jax.state import DecodeConfig, DecodeResult, DecodeState, Trace, empty_result
-from asd_jax.types import AcceptanceRule, Drafter, FinishReason, PyTree, Target, TargetOutput
+from asd_jax.types import (
+    AcceptanceRule,
+    Drafter,
+    FinishReason,
+    Proposal,
+    PyTree,
+    Target,
+    TargetOutput,
+)
 
 __all__ = [
     "DecodeConfig",
@@ -32,6 +40,7 @@ __all__ = [
     "decode_round",
     "make_requests",
     "prefill",
+    "propose",
     "run_rounds",
     "stream",
 ]
@@ -160,6 +169,20 @@ def run_rounds(
     return _run_rounds(target, drafter, rule, requests, config, state, num_rounds)
 
 
+def propose(target: Target, drafter: Drafter, requests: Requests, state: DecodeState) -> Proposal:
+    """Returns what the drafter would propose next, without going on.
+
+    Args:
+      target: As in `decode`.
+      drafter: As in `decode`.
+      requests: As in `decode`.
+      state: From `prefill` or `run_rounds`; not donated.
+    """
+    if target.partition is not None:
+        requests = shard_state(requests, target.partition.mesh)
+    return _propose(target, drafter, requests, state)
+
+
 def _check_fit(target: Target, drafter: Drafter, requests: Requests, config: DecodeConfig) -> None:
     """Raises a ValueError where sizes cannot work together."""
     if not isinstance(requests.prompt_length, jax.core.Tracer):
@@ -249,6 +272,34 @@ def _run_rounds(
         out_specs=specs,
         check_vma=False,
     )(target, drafter, requests, state, num_rounds)
+
+
+@jax.jit
+def _propose(target: Target, drafter: Drafter, requests: Requests, state: DecodeState) -> Proposal:
+    def propose_rows(
+        drafter: Drafter, requests: Requests, drafter_state: PyTree, anchor: jax.Array,
+        position: jax.Array,
+    ) -> Proposal:  # fmt: skip
+        return drafter.propose(drafter.params, drafter_state, anchor, position, requests.sampling)[
+            0
+        ]
+
+    operands = (requests, state.drafter_state, state.anchor, state.cache.length)
+    if target.partition is None:
+        return propose_rows(drafter, *operands)
+    return jax.shard_map(
+        propose_rows,
+        mesh=target.partition.mesh,
+        in_specs=(
+            _weight_specs(target, drafter)[1],
+            BATCH,
+            state_specs(state.drafter_state),
+            BATCH,
+            BATCH,
+        ),
+        out_specs=BATCH,
+        check_vma=False,
+    )(drafter, *operands)
 
 
 def _weight_specs(target: Target, drafter: Drafter) -> tuple[PyTree, PyTree]:

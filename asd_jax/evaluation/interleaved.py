@@ -25,8 +25,10 @@ from asd_jax.decode import (
     prefill,
     run_rounds,
 )
+from asd_jax.evaluation import drafter_cost
 from asd_jax.evaluation.arms import Arm
 from asd_jax.evaluation.conversation import Answer, Conversations
+from asd_jax.evaluation.drafter_cost import DrafterCost
 from asd_jax.evaluation.plan import (
     Failure,
     Plan,
@@ -95,7 +97,7 @@ class Finished:
     measurement: Measurement | None
 
 
-Event = Started | Compiled | Finished
+Event = Started | Compiled | DrafterCost | Finished
 # Called with (request id, arm name): whether that answer is there already.
 IsDone = Callable[[str, str], bool]
 
@@ -229,6 +231,7 @@ class _Runner:
                 seed=[request.seed for request in batch],
             ),
             max_new_tokens=limits,
+            max_draft_tokens=[request.draft_length for request in batch],
             ledger=conversations.ledgers(rows),
             padded_length=padded,
             batch=settings.batch_size,
@@ -245,6 +248,9 @@ class _Runner:
         if shape not in self._warm:
             name = f"prefill of {requests.prompt_tokens.shape[1]} tokens, {arm.drafter.name}"
             yield Compiled(name, time.perf_counter() - start)
+        if arm.num_draft_tokens and id(arm.drafter) not in self._warm:
+            yield drafter_cost.measure(self._target, arm.drafter, requests, state)
+            self._warm.add(id(arm.drafter))
         leaves = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(state))
         if (arm.name, config, leaves) not in self._warm:
             start = time.perf_counter()

@@ -18,6 +18,7 @@ from asd_jax.types import Controls
 _SMALLEST_PROMPT = 128
 _SMALLEST_ROOM = 256
 _MAX_SEED = 2**63 - 1
+_NO_CAP = 2**31 - 1
 
 
 class TextCodec(Protocol):
@@ -78,6 +79,7 @@ class Request:
       gate: Logits a token of suffix value.
       block_cap: Exceptions a block.
       max_new_tokens: Tokens a turn, within the run's output buffer.
+      draft_length: Most tokens that may be proposed to it in a round.
       seed: Seed of its noise.
       thinking: Whether the chat template lets the model think aloud, in all turns; None is the
         template's own default.
@@ -89,6 +91,7 @@ class Request:
     gate: float
     block_cap: int
     max_new_tokens: int
+    draft_length: int
     seed: int
     thinking: bool | None = None
 
@@ -193,6 +196,7 @@ def _resolve(
         gate=float(_own(prompt.gate, controls.gate)),
         block_cap=int(_own(prompt.block_cap, controls.block_cap)),
         max_new_tokens=max_new_tokens,
+        draft_length=_own(prompt.draft_length, _NO_CAP),
         seed=_own(prompt.seed, seed),
         thinking=_own(prompt.thinking, settings.thinking),
     )

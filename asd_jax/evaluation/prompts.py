@@ -7,9 +7,9 @@ A line has an `id` and exactly one of
 - `turns`: user texts that are answered one after the other, chat template applied;
 - `prompt_token_ids`: token ids, taken as they are.
 
-`budget`, `gate`, `block_cap`, `max_new_tokens` and `seed` override the run's own values for that
-request, and `thinking` where a chat template is applied. A budget or gate without limit is written
-`"inf"`, as JSON has no infinity. All other keys (`task`, `split`, `reference`, ...) are carried
+`budget`, `gate`, `block_cap`, `draft_length`, `max_new_tokens` and `seed` override the run's own
+values for that request, and `thinking` where a chat template is applied. A budget or gate without
+limit is written `"inf"`, as JSON has no infinity. All other keys (`task`, `split`, `reference`, ...) are carried
 along untouched.
 """
 
@@ -51,6 +51,7 @@ class Prompt:
       budget: Own regret budget in logits, or None for the run's.
       gate: Own gate in logits a token, or None.
       block_cap: Own cap, or None.
+      draft_length: Most tokens that may be proposed to it in a round, or None.
       max_new_tokens: Own length limit in tokens, or None.
       seed: Own seed, or None.
       thinking: Whether the model is to think aloud, or None for the run's choice.
@@ -65,6 +66,7 @@ class Prompt:
     budget: float | None = None
     gate: float | None = None
     block_cap: int | None = None
+    draft_length: int | None = None
     max_new_tokens: int | None = None
     seed: int | None = None
     thinking: bool | None = None
@@ -283,6 +285,7 @@ _OVERRIDES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "budget": (_is_amount, 'a number >= 0 or "inf"'),
     "gate": (_is_amount, 'a number >= 0 or "inf"'),
     "block_cap": (_is_whole, "a whole number >= 0"),
+    "draft_length": (_is_whole, "a whole number >= 0"),
     "max_new_tokens": (lambda value: _is_whole(value, 1), "a whole number >= 1"),
     "seed": (lambda value: _is_whole(value, 0, _MAX_SEED), "a whole number in [0, 2**63)"),
     "thinking": (lambda value: isinstance(value, bool), "true or false"),

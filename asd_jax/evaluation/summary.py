@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from asd_jax.evaluation.arms import GREEDY
+from asd_jax.evaluation.drafter_cost import DrafterCost
 from asd_jax.evaluation.interleaved import Measurement
 
 NOTES = {
@@ -115,6 +116,7 @@ class Tally:
         self._histograms: dict[str, list[int]] = {}
         self._finish: dict[str, collections.Counter[str]] = {}
         self._measurements: list[Measurement] = []
+        self._drafter: DrafterCost | None = None
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Counts one output row."""
@@ -136,14 +138,23 @@ class Tally:
         """Counts the time of one batch under one arm."""
         self._measurements.append(measurement)
 
+    def add_drafter_cost(self, cost: DrafterCost) -> None:
+        """Remembers what a proposal costs."""
+        self._drafter = cost
+
     def summary(self) -> dict[str, Any]:
-        """Returns `arms`, `ratios`, `measurements` and `notes`, made of plain JSON types."""
+        """Returns what was counted, made of plain JSON types.
+
+        `arms`, `ratios`, `measurements`, `notes`, and `drafter`: the cost of a proposal, None where
+        nothing was proposed in this run.
+        """
         arms = [arm for arm in self._arms if arm in self._totals]
         pairs = [(a, b) for i, a in enumerate(arms) for b in arms[:i]]
         return {
             "arms": {arm: self._arm(arm) for arm in arms},
             "ratios": {f"{a}/{b}": self._ratios(a, b) for a, b in pairs},
             "measurements": [dataclasses.asdict(m) for m in self._measurements],
+            "drafter": None if self._drafter is None else dataclasses.asdict(self._drafter),
             "notes": dict(NOTES),
         }
 

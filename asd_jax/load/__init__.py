@@ -1,12 +1,13 @@
 """From a path or an id to a target, a tokenizer and a drafter ready to decode."""
 
-from asd_jax.load.drafter import load_drafter
+from asd_jax.load.drafter import check_drafter, load_drafter
 from asd_jax.load.layout import Layout, target_layout
 from asd_jax.load.target import LoadedTarget, default_dtype, load_target, save_target
 
 __all__ = [
     "LoadedTarget",
     "Layout",
+    "check_drafter",
     "default_dtype",
     "load_drafter",
     "load_target",

@@ -14,7 +14,7 @@ from flax import nnx
 
 from asd_jax.checkpoints.drafter_files import open_drafter
 from asd_jax.checkpoints.key_map import KeyRule, map_tensors
-from asd_jax.checkpoints.locate import resolve
+from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.checkpoints.placement import place_tensors
 from asd_jax.checkpoints.source import CheckpointError, CheckpointSource, some
 from asd_jax.drafters import FAMILIES
@@ -23,7 +23,7 @@ from asd_jax.drafters.family import DrafterFamily, DrafterOptions, TargetFacts
 from asd_jax.drafters.ngram import ngram
 from asd_jax.drafters.none import no_drafter
 from asd_jax.load.layout import Layout, flat_params
-from asd_jax.load.target import LoadedTarget, ProgressFn, load_target
+from asd_jax.load.target import LoadedTarget, ProgressFn, load_target, read_target_config
 from asd_jax.models import MODELS
 from asd_jax.sharding import Partition
 from asd_jax.tokenizer import IdsOnly, Tokenizer
@@ -63,7 +63,13 @@ def load_drafter(
     """
     options = options or DrafterOptions(**option_fields)
     if path_or_id == "ngram":
-        return ngram(options.num_draft_tokens or DEFAULT_NUM_DRAFT_TOKENS)
+        return ngram(
+            options.num_draft_tokens or DEFAULT_NUM_DRAFT_TOKENS, corpus=options.corpus or ()
+        )
+    if options.corpus is not None:
+        raise ValueError(
+            f"corpus: got one with drafter {path_or_id!r}, allowed is one with 'ngram'"
+        )
     if path_or_id == "none":
         return no_drafter()
     if target is None:
@@ -77,13 +83,39 @@ def load_drafter(
     family = find_family(source.tensors, source.config)
     if family is not None:
         return _load(source, family, target, options, dtype, on_progress)
-    if is_target(source.tensors, source.config):
-        return _load_draft_model(path, target, options, dtype, on_progress)
-    raise CheckpointError(
-        f"{source.path}: neither a drafter ({', '.join(family.name for family in FAMILIES)}) nor a "
-        f"model ({', '.join(sorted(MODELS))}) by its config and the names of its tensors: "
-        f"{some(source.tensors, limit=4)}"
-    )
+    _require_model(source)
+    return _load_draft_model(path, target, options, dtype, on_progress)
+
+
+def check_drafter(path_or_id: str, *, target: CheckpointSource, **option_fields: Any) -> str | None:
+    """Looks at a drafter's files and whether they fit a target, before any weight is read.
+
+    Args:
+      path_or_id: As in `load_drafter`.
+      target: The opened checkpoint of the target.
+      **option_fields: Fields of `DrafterOptions`.
+
+    Returns:
+      The digest of its files, None for a drafter without any.
+
+    Raises:
+      CheckpointError: They are missing, damaged, of no drafter and of no model, or do not fit.
+    """
+    if path_or_id in ("ngram", "none"):
+        return None
+    path = resolve(path_or_id, kind="drafter")
+    if path.suffix == ".gguf":
+        return open_checkpoint(path).digest()
+    source = open_drafter(path)
+    family = find_family(source.tensors, source.config)
+    if family is None:
+        _require_model(source)
+    else:
+        config = read_target_config(target)
+        table = jax.ShapeDtypeStruct((config.vocab_size, config.hidden_size), jnp.float32)
+        facts = TargetFacts(config=config, embed_tokens=table, lm_head=table)  # type: ignore[arg-type]
+        _read_config(source, family, facts, DrafterOptions(**option_fields))
+    return source.digest()
 
 
 def find_family(names: Collection[str], config: Mapping[str, Any]) -> DrafterFamily | None:
@@ -91,9 +123,16 @@ def find_family(names: Collection[str], config: Mapping[str, Any]) -> DrafterFam
     return next((f for f in FAMILIES if f.is_released_as(names, config)), None)
 
 
-def is_target(names: Collection[str], config: Mapping[str, Any]) -> bool:
-    """Returns whether these are the tensors of a whole model that could be a target."""
-    return config.get("model_type") in MODELS and "model.embed_tokens.weight" in names
+def _require_model(source: CheckpointSource) -> None:
+    """Raises a CheckpointError unless these are the files of a whole model."""
+    is_known = source.config.get("model_type") in MODELS
+    if is_known and "model.embed_tokens.weight" in source.tensors:
+        return
+    raise CheckpointError(
+        f"{source.path}: neither a drafter ({', '.join(family.name for family in FAMILIES)}) nor a "
+        f"model ({', '.join(sorted(MODELS))}) by its config and the names of its tensors: "
+        f"{some(source.tensors, limit=4)}"
+    )
 
 
 def _load_draft_model(
@@ -156,11 +195,7 @@ def _load(
     on_progress: ProgressFn | None,
 ) -> Drafter:
     facts = target_facts(target)
-    shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
-    try:
-        config = family.read_config(source.config, shapes, facts, options)
-    except ValueError as error:
-        raise CheckpointError(f"{source.path}: {family.name} drafter: {error}") from error
+    config = _read_config(source, family, facts, options)
     dtype = facts.embed_tokens.dtype if dtype is None else jnp.dtype(dtype)
     mesh = None if target.target.partition is None else target.target.partition.mesh
     layout = Layout.of(
@@ -178,9 +213,24 @@ def _load(
     def read(name: str) -> Any:
         return source.tensors[name].read()
 
-    drafter = family.as_drafter(config, layout.module(params), facts, options, read)
-    own = sum(leaf.size for leaf in params.values())
+    try:
+        drafter = family.as_drafter(config, layout.module(params), facts, options, read)
+    except ValueError as error:
+        raise CheckpointError(f"{source.path}: {family.name} drafter: {error}") from error
+    # A family may drop what turns out to be the target's, such as a copied embedding.
+    kept = {id(leaf) for leaf in jax.tree.leaves(drafter.params)}
+    own = sum(leaf.size for leaf in params.values() if id(leaf) in kept)
     return on_target_mesh(drafter.replace(num_params=own), target)
+
+
+def _read_config(
+    source: CheckpointSource, family: DrafterFamily, facts: TargetFacts, options: DrafterOptions
+) -> Any:
+    shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
+    try:
+        return family.read_config(source.config, shapes, facts, options)
+    except ValueError as error:
+        raise CheckpointError(f"{source.path}: {family.name} drafter: {error}") from error
 
 
 def target_facts(target: LoadedTarget) -> TargetFacts:

@@ -86,7 +86,7 @@ def load_target(
     source = open_checkpoint(resolve(path_or_id))
     family = _family(source)
     tokenizer = tokenizers.from_checkpoint(source)
-    config = family.read_config(source.config)
+    config = read_target_config(source)
     config = dataclasses.replace(
         config,
         num_token_ids=min(tokenizer.num_ids, config.vocab_size),
@@ -118,6 +118,16 @@ def save_target(loaded: LoadedTarget, path: str | Path) -> None:
     save_params(
         path, flat_params(loaded.target.params), metadata={"source": loaded.source.digest()}
     )
+
+
+def read_target_config(source: CheckpointSource) -> TransformerConfig:
+    """Returns the sizes of a target, from its opened checkpoint.
+
+    Raises:
+      CheckpointError: Its kind of model is not implemented.
+      ValueError: The config asks for something not implemented.
+    """
+    return _family(source).read_config(source.config)
 
 
 def _family(source: CheckpointSource) -> ModelFamily:

@@ -1,0 +1,34 @@
+"""Earlier outputs as a corpus in which the drafter `ngram` looks up what came next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from asd_jax.load import LoadedTarget
+
+
+def read_corpus(path: str | Path, target: LoadedTarget) -> list[list[int]]:
+    """Returns the token ids of every distinct answer in an output file (see `records`).
+
+    Args:
+      path: The file.
+      target: Whose ids they must be.
+
+    Raises:
+      ValueError: The file is no output file or was made with another target, naming both.
+      OSError: It cannot be read.
+    """
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    try:
+        header, *rows = [json.loads(line) for line in lines]
+        made_with = header["run"]["target"]["digest"]
+        answers = {tuple(int(i) for i in row["token_ids"]): None for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"corpus: {path}: not an output file of experiments.decode") from error
+    digest = target.source.digest()
+    if made_with != digest:
+        raise ValueError(
+            f"corpus: {path}: was made with the target of digest {made_with}, this one is {digest}"
+        )
+    return [list(answer) for answer in answers if answer]
