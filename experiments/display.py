@@ -213,6 +213,13 @@ class Display:
         self._console.print()
         self.line("rows", str(output))
         self.line("summary", str(summary_file))
+        if (drafter := summary["drafter"]) is not None:
+            self.line(
+                "drafter",
+                f"{drafter['name']}: {1000 * drafter['seconds']:.2f} ms a proposal of "
+                f"{drafter['num_draft_tokens']} tokens for {drafter['batch']} requests, "
+                f"{drafter['num_params'] / 1e6:,.1f} M parameters of its own",
+            )
         memory = summary["peak_memory_bytes"] / 2**30
         self.line(
             "cost",

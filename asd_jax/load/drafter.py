@@ -67,9 +67,7 @@ def load_drafter(
             options.num_draft_tokens or DEFAULT_NUM_DRAFT_TOKENS, corpus=options.corpus or ()
         )
     if options.corpus is not None:
-        raise ValueError(
-            f"corpus: got one with drafter {path_or_id!r}, allowed is one with 'ngram'"
-        )
+        raise ValueError(f"corpus: allowed with drafter 'ngram', got one with {path_or_id!r}")
     if path_or_id == "none":
         return no_drafter()
     if target is None:
