@@ -256,7 +256,8 @@ def _feature_layers(
 def _num_draft_tokens(config: Mapping[str, Any], options: DrafterOptions) -> int:
     """Returns G: what the user says, what the config recommends, or the usual chain."""
     if options.num_draft_tokens is not None:
-        return ConfigFields(dataclasses.asdict(options)).whole("num_draft_tokens")
+        told = {"num_draft_tokens": options.num_draft_tokens}
+        return ConfigFields(told).whole("num_draft_tokens")
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     return ConfigFields(methods[0]).whole("speculative_tokens", DEFAULT_NUM_DRAFT_TOKENS)
 
