@@ -115,13 +115,12 @@ class _Propose:
         sampling: SamplingParams,
     ) -> tuple[Proposal, KVCache]:
         module: Dspark = nnx.merge(self.graphdef, params.module)
-        chain, state = run_chain(module, params, state, anchor, position, sampling, self.data_axis)
+        hidden, state = module.run_block(params.embed_tokens, anchor, state)
+        chain = run_chain(module, params, hidden, anchor, position, sampling, self.data_axis)
         proposal = Proposal(
             tokens=chain.tokens.T,
             length=proposal_length(chain, module.config.confidence_threshold),
-            logits=_whole_rows(module, chain.logits, params.token_ids)
-            if self.with_logits
-            else None,
+            logits=whole_rows(module, params, chain.logits) if self.with_logits else None,
         )
         return proposal, state
 
@@ -129,31 +128,24 @@ class _Propose:
 def run_chain(
     module: Dspark,
     params: DsparkParams,
-    state: KVCache,
+    hidden: jax.Array,
     anchor: jax.Array,
     position: jax.Array,
     sampling: SamplingParams,
     data_axis: str | None = None,
-) -> tuple[DraftChain, KVCache]:
-    """Drafts G tokens a row.
+) -> DraftChain:
+    """Draws the drafts of a block: slot k is the token at position + 1 + k.
 
     Args:
       module: The drafter.
       params: Its weights, for those of the target in them.
-      state: Context.
+      hidden: From `Dspark.run_block`; of its slots the first G are used.
       anchor: int32 [B].
       position: The anchor's, int32 [B].
       sampling: Leaves [B].
       data_axis: Mesh axis that divides the batch, if any.
-
-    Returns:
-      The chain, and the context with the block behind it.
     """
     config, batch = module.config, anchor.shape[0]
-    own = module.embed_tokens
-    embedding = params.embed_tokens if own is None else own[...]
-    assert embedding is not None
-    hidden, state = module.run_block(embedding, anchor, state)
     hidden = jnp.moveaxis(hidden[:, :, : config.num_draft_tokens], 2, 1)  # [D, G, B]
     flat = hidden.reshape(hidden.shape[0], -1)
     base = module.score(params.lm_head, flat, params.token_ids)
@@ -176,7 +168,7 @@ def run_chain(
             model_axis=module.head_axis,
         )
 
-    chain = draft_chain(
+    return draft_chain(
         module.markov,
         module.confidence,
         jnp.moveaxis(hidden, 1, 0),
@@ -184,10 +176,9 @@ def run_chain(
         anchor,
         choose,
     )
-    return chain, state
 
 
-def _whole_rows(module: Dspark, logits: jax.Array, token_ids: jax.Array | None) -> jax.Array:
+def whole_rows(module: Dspark, params: DsparkParams, logits: jax.Array) -> jax.Array:
     """Returns logits [G, V, B] of this device as float32 [B, G, V] over the target's vocabulary.
 
     What a reduced vocabulary leaves out is -inf. V is as wide as the target's own logits: padded
@@ -195,11 +186,11 @@ def _whole_rows(module: Dspark, logits: jax.Array, token_ids: jax.Array | None) 
     """
     rows = jnp.moveaxis(logits.astype(jnp.float32), -1, 0)
     axis = module.share.axis
-    if token_ids is None:
+    if params.token_ids is None:
         return rows if axis is None else jax.lax.all_gather(rows, axis, axis=2, tiled=True)
     width = module.share.vocab_size * (1 if axis is None else jax.lax.axis_size(axis))
     wide = jnp.full((*rows.shape[:2], width), -jnp.inf, jnp.float32)
-    return wide.at[:, :, token_ids].set(rows)
+    return wide.at[:, :, params.token_ids].set(rows)
 
 
 def is_released_as(names: Collection[str], config: Mapping[str, Any]) -> bool:

@@ -95,14 +95,14 @@ class Dspark(nnx.Module):
         return cache.replace(keys=keys, values=values)
 
     def run_block(
-        self, embedding: jax.Array, anchor: jax.Array, cache: KVCache
+        self, embedding: jax.Array | None, anchor: jax.Array, cache: KVCache
     ) -> tuple[jax.Array, KVCache]:
         """Runs the block behind the context: every slot sees all context and all slots.
 
         The whole trained block is run whatever G is: slots see later slots, too.
 
         Args:
-          embedding: Rows of the vocabulary on this device, [V, D].
+          embedding: The target's, [V, D], for a drafter without one.
           anchor: int32 [B].
           cache: Context, with room for the block behind `cache.length`.
 
@@ -113,7 +113,9 @@ class Dspark(nnx.Module):
         config, batch = self.config, anchor.shape[0]
         masks = jnp.full((batch, config.block_size - 1), config.mask_id, jnp.int32)
         tokens = jnp.concatenate([anchor[:, None], masks], axis=1).reshape(-1)
-        x = look_up(embedding, tokens, config.decoder.vocab_size, self.share.axis)
+        table = embedding if self.embed_tokens is None else self.embed_tokens[...]
+        assert table is not None
+        x = look_up(table, tokens, config.decoder.vocab_size, self.share.axis)
         x = x.astype(self.fc.weight.dtype)
         rope = self._rope(cache.length, config.block_size)
         keys, values = [], []

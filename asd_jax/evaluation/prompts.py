@@ -9,8 +9,8 @@ A line has an `id` and exactly one of
 
 `budget`, `gate`, `block_cap`, `draft_length`, `max_new_tokens` and `seed` override the run's own
 values for that request, and `thinking` where a chat template is applied. A budget or gate without
-limit is written `"inf"`, as JSON has no infinity. All other keys (`task`, `split`, `reference`, ...)
-are carried along untouched.
+limit is written `"inf"`, as JSON has no infinity. All other keys (`task`, `split`, `reference` and
+so on) are carried along untouched.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def load_drafter(
         raise ValueError(
             f"drafter: got {path_or_id!r} without a target, allowed then is 'ngram' or 'none'"
         )
-    path = resolve(path_or_id, kind="drafter")
+    path = _resolve(path_or_id)
     if path.suffix == ".gguf":
         return _load_draft_model(path, target, options, dtype, on_progress)
     source = open_drafter(path)
@@ -83,6 +83,16 @@ def load_drafter(
         return _load(source, family, target, options, dtype, on_progress)
     _require_model(source)
     return _load_draft_model(path, target, options, dtype, on_progress)
+
+
+def _resolve(path_or_id: str) -> Path:
+    try:
+        return resolve(path_or_id, kind="drafter")
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"drafter: got {path_or_id!r}, allowed is ngram, none, or a drafter's folder, file or "
+            f"hub id: {error}"
+        ) from error
 
 
 def check_drafter(path_or_id: str, *, target: CheckpointSource, **option_fields: Any) -> str | None:
@@ -101,7 +111,7 @@ def check_drafter(path_or_id: str, *, target: CheckpointSource, **option_fields:
     """
     if path_or_id in ("ngram", "none"):
         return None
-    path = resolve(path_or_id, kind="drafter")
+    path = _resolve(path_or_id)
     if path.suffix == ".gguf":
         return open_checkpoint(path).digest()
     source = open_drafter(path)

@@ -68,7 +68,7 @@ def make_answer(turns, *, arm="asd", budget=8.0, **ledger):
         "first_exception_at": -1,
     }
     prompt = Prompt("p/1", 0, 1, "prompt", "hi")
-    request = Request(prompt, (1, 2), budget, 0.25, 2, 16, 0)
+    request = Request(prompt, (1, 2), budget, 0.25, 2, 16, draft_length=9, seed=0)
     return Answer(request, arm, tuple(turns), fields | ledger, budget)
 
 
