@@ -27,8 +27,9 @@ from asd_jax import (
     sampling_params,
     sharding,
 )
+from asd_jax.checkpoints.drafter_files import open_drafter
 from asd_jax.checkpoints.source import CheckpointError
-from asd_jax.drafters.medusa import MedusaState
+from asd_jax.drafters import medusa
 from tests import tiny
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "medusa_llama_5heads"
@@ -417,7 +418,7 @@ def test_each_row_follows_its_own_last_kept_token(folder, tmp_path):
     tokens, nothing = jnp.zeros((4, 4), jnp.int32), jnp.zeros((4, 4, 0))
     kept = jnp.asarray([1, 4, 0, 2], jnp.int32)
     after = drafter.commit(
-        drafter.params, MedusaState(hidden=before), tokens, nothing, hidden, kept
+        drafter.params, medusa.MedusaState(hidden=before), tokens, nothing, hidden, kept
     ).hidden
     expected = np.stack([hidden[0, 0], hidden[1, 3], before[2], hidden[3, 1]])
     np.testing.assert_array_equal(after, expected)
@@ -515,6 +516,9 @@ def test_a_mesh_divides_projections_and_proposes_what_one_device_does(folder, tm
     hidden = np.random.default_rng(10).normal(size=(4, 1, D)).astype(np.float32)
     lengths = jnp.ones(4, jnp.int32)
     params = sampling_params(4, temperature=[0.0, 0.0, 0.0, 1.0], seed=3)
+    traced = rows.trace(drafter, jnp.asarray(hidden), lengths, params)
+    # All devices must branch alike, also those whose own rows are all greedy.
+    assert "axes=('data',)" in str(traced.jaxpr)
     got = rows(drafter, jnp.asarray(hidden), lengths, params)
     # Whole rows of logits, as wide as the target's, which are padded to four equal parts.
     assert got.logits.shape == (4, 3, 64) and np.isneginf(got.logits[..., V:]).all()
@@ -523,6 +527,19 @@ def test_a_mesh_divides_projections_and_proposes_what_one_device_does(folder, tm
     one = load_drafter(path, target=target_of(folder))
     tokens = foretell(one, jnp.asarray(hidden), lengths, params).tokens
     np.testing.assert_array_equal(got.tokens, tokens)
+
+
+def test_tensors_of_others_are_not_taken_for_medusa(folder):
+    golden = GOLDEN.parent
+    others = [
+        folder / "model.safetensors",
+        golden / "dspark_qwen3_vanilla/drafter/model.safetensors",
+    ]
+    for path in others:
+        names = safetensors.numpy.load_file(path).keys()
+        assert names and not medusa.FAMILY.is_released_as(names, {})
+    source = open_drafter(golden / "eagle3_llama_original" / "drafter")
+    assert source.tensors and not medusa.FAMILY.is_released_as(source.tensors, source.config)
 
 
 def test_equal_drafters_share_compiled_programs(folder, tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import asd_jax
 from asd_jax.drafters.ngram import lookup
+from tests import tiny
 
 SLOTS, CORPUS_SLOTS, G, MAX_SUFFIX = 24, 32, 5, 4
 
@@ -188,6 +189,27 @@ def test_batched_rounds_propose_from_the_committed_history_only():
     assert state.length.tolist() == [5, 4]
     assert state.tokens[0, :5].tolist() == [1, 2, 1, 2, 1]
     assert state.tokens[1, :4].tolist() == [5, 6, 5, 6]
+
+
+def test_an_earlier_output_is_accepted_again_on_any_mesh(tmp_path):
+    """One program for both: the corpus is an argument, on every device of the mesh."""
+    folder = tiny.write_checkpoint(tmp_path / "target")
+    target = asd_jax.load_target(str(folder), mesh=asd_jax.make_mesh(data=2, model=4)).target
+    config = asd_jax.DecodeConfig(num_draft_tokens=3, max_new_tokens=16, max_len=40)
+    prompts = [[5, 9, 2], [7, 8], [1, 2, 3, 4], [50]]
+
+    def run(corpus):
+        requests = asd_jax.make_requests(prompts, max_new_tokens=16)
+        drafter = asd_jax.ngram(3, corpus=corpus)
+        return asd_jax.decode(target, drafter, asd_jax.strict(), requests, config)
+
+    without = run([[60] * 17] * 4)
+    earlier = [
+        [prompt[-1], *row] for prompt, row in zip(prompts, without.tokens.tolist(), strict=True)
+    ]
+    again = run(earlier)
+    np.testing.assert_array_equal(again.tokens, without.tokens)
+    assert (again.rounds < without.rounds).all()
 
 
 def test_capacity_reached_while_drafting_writes_nothing_out_of_range():
