@@ -165,7 +165,7 @@ def _drafter(config: RunConfig, loaded: LoadedTarget, display: Display) -> Draft
     drafter = load_drafter(
         config.drafter,
         target=loaded,
-        corpus=corpus and read_corpus(corpus, loaded),
+        corpus=corpus and read_corpus(corpus, loaded.source.digest()),
         **_drafter_options(config),
     )
     if drafter.num_params:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from asd_jax.load import LoadedTarget
 
-
-def read_corpus(path: str | Path, target: LoadedTarget) -> list[list[int]]:
+def read_corpus(path: str | Path, target_digest: str) -> list[list[int]]:
     """Returns the token ids of every distinct answer in an output file (see `records`).
 
     Args:
       path: The file.
-      target: Whose ids they must be.
+      target_digest: `CheckpointSource.digest()` of the target whose ids they must be.
 
     Raises:
       ValueError: The file is no output file or was made with another target, naming both.
@@ -26,9 +24,9 @@ def read_corpus(path: str | Path, target: LoadedTarget) -> list[list[int]]:
         answers = {tuple(int(i) for i in row["token_ids"]): None for row in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"corpus: {path}: not an output file of experiments.decode") from error
-    digest = target.source.digest()
-    if made_with != digest:
+    if made_with != target_digest:
         raise ValueError(
-            f"corpus: {path}: was made with the target of digest {made_with}, this one is {digest}"
+            f"corpus: {path}: was made with the target of digest {made_with}, this one's is "
+            f"{target_digest}"
         )
     return [list(answer) for answer in answers if answer]

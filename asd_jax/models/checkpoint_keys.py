@@ -14,5 +14,6 @@ KEY_RULES: tuple[tuple[str, str], ...] = (
     (r"model\.layers\.(\d+)\.(self_attn|mlp)\.(\w+)\.(weight|bias)", r"layers/\1/\2/\3/\4"),
 )
 
-# Buffers that old exporters wrote; they follow from the config.
-IGNORED_KEYS: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq",)
+# Buffers that old exporters wrote, which follow from the config; and the heads of a Medusa-2
+# repository, which are a drafter's.
+IGNORED_KEYS: tuple[str, ...] = (r".*\.rotary_emb\.inv_freq", r"medusa_head\..*")
