@@ -41,14 +41,13 @@ class Eagle3State(struct.PyTreeNode):
     """The committed history without the anchor: pairs in the cache, the newest ones pending.
 
     Pending pairs are those of the last commit. `propose` writes them into the cache, and `commit`
-    counts them as part of it. W = G + 1.
+    counts them as part of it.
 
     Attributes:
       cache: Keys and values of pairs with true features; its length is their number.
-      tokens: Tokens of the pending pairs, int32 [B, W]; the last one's is the anchor, which only
-        `propose` learns.
-      features: Their features, [B, W, D].
-      num_pending: int32 [B], 1..W once a prompt is in.
+      tokens: Tokens of the pending pairs but the newest, whose token is the anchor, int32 [B, G].
+      features: Features of all, [B, G+1, D].
+      num_pending: int32 [B], 1..G+1 once a prompt is in.
     """
 
     cache: KVCache
@@ -64,12 +63,12 @@ class _Init:
     def __call__(self, weights: Eagle3Weights, batch: int, num_slots: int) -> Eagle3State:
         del weights
         program, decoder = self.program, self.program.config.decoder
-        width = program.config.num_draft_tokens + 1
-        heads, slack = program.share.num_kv_heads, width  # drafts beyond the caller's last slot
+        num_draft, heads = program.config.num_draft_tokens, program.share.num_kv_heads
+        num_slots += num_draft  # drafts beyond the caller's last slot
         return Eagle3State(
-            cache=init_cache(1, batch, heads, num_slots + slack, decoder.head_dim, program.dtype),
-            tokens=jnp.zeros((batch, width), jnp.int32),
-            features=jnp.zeros((batch, width, decoder.hidden_size), program.dtype),
+            cache=init_cache(1, batch, heads, num_slots, decoder.head_dim, program.dtype),
+            tokens=jnp.zeros((batch, num_draft), jnp.int32),
+            features=jnp.zeros((batch, num_draft + 1, decoder.hidden_size), program.dtype),
             num_pending=jnp.zeros((batch,), jnp.int32),
         )
 
@@ -116,12 +115,10 @@ class _Propose:
         sampling: SamplingParams,
     ) -> tuple[Proposal, Eagle3State]:
         program, batch = self.program, anchor.shape[0]
-        width, dim = state.features.shape[1:]
         last = jnp.maximum(state.num_pending - 1, 0)
-        is_last = jnp.arange(width, dtype=jnp.int32)[None, :] == last[:, None]
-        tokens = jnp.where(is_last, anchor[:, None], state.tokens)
-        pending = state.features.reshape(-1, dim).T
-        cache = remember_pairs(program, weights, tokens, pending, state.cache)
+        # The newest pair is the first step; all before it, G at most, only need to be remembered.
+        older = state.features[:, :-1].reshape(-1, state.features.shape[-1]).T
+        cache = remember_pairs(program, weights, state.tokens, older, state.cache)
 
         is_sampled = is_any(sampling.temperature > 0, program.data_axis)
         norm = program.core(weights).norm
@@ -138,7 +135,6 @@ class _Propose:
             fed_back = normed if program.config.norm_output else z
             return (draft, fed_back, cache), (draft, wide)
 
-        # Step 0 is the last pending pair, so that all steps are one program.
         newest = jnp.take_along_axis(state.features, last[:, None, None], axis=1)[:, 0].T
         steps = jnp.arange(program.config.num_draft_tokens, dtype=jnp.int32)
         drafts: jax.Array
@@ -190,8 +186,8 @@ class _Commit:
         batch, num_tokens = tokens.shape
         fused = self.program.core(weights).fuse(features)
         rows = fused.T.reshape(batch, num_tokens, -1)
-        room = state.tokens.shape[1] - num_tokens  # more where the caller drafts less than G
-        following = jnp.pad(tokens[:, 1:], ((0, 0), (0, room + 1)))
+        room = state.features.shape[1] - num_tokens  # more where the caller drafts less than G
+        following = jnp.pad(tokens[:, 1:], ((0, 0), (0, room)))
         is_kept = num_kept > 0
         length = state.cache.length
         return state.replace(
