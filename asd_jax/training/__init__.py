@@ -1,0 +1,1 @@
+"""Distillation of drafters: answers of the target in, a checkpoint in the released layout out."""
