@@ -60,7 +60,6 @@ def run(config: PlanConfig, name: str) -> int:
             config.workload,
             make_mesh(data=config["mesh.data"], model=config["mesh.model"]),
             dtype=config["dtype"],
-            is_drafter_divided=config["drafter.divided"],
             is_compiled=config["compile"],
             on_progress=table.progress,
         )

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from ml_collections import config_dict
 
-from asd_jax.footprint import CHIPS, FAMILIES, Workload
+from asd_jax.footprint import CHIPS, DRAFTERS, Workload
 from asd_jax.footprint.report import DEFAULT_HEADROOM
 from experiments.config import ConfigError
 
@@ -46,8 +46,7 @@ def _flag(default: bool, about: str) -> _Field:
 
 
 FIELDS: dict[str, _Field] = {
-    "drafter.family": _choice("ngram", tuple(FAMILIES), "kind of drafter"),
-    "drafter.divided": _flag(False, "mesh.model divides the drafter; else it is on every device"),
+    "drafter.family": _choice("ngram", DRAFTERS, "kind of drafter"),
     "mesh.data": _whole(1, 1, _MOST_DEVICES, "devices that divide the requests"),
     "mesh.model": _whole(1, 1, _MOST_DEVICES, "devices that divide the weights"),
     "num_draft_tokens": _whole(7, 1, _INT32, "draft tokens a round"),

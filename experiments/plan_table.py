@@ -95,8 +95,7 @@ def _memory_table(footprint: Footprint) -> Table:
         ("target weights", footprint.target_weights, exact),
         ("drafter weights", footprint.drafter_weights, exact),
         ("target cache", footprint.target_cache, exact),
-        ("drafter cache", footprint.drafter_cache, exact),
-        ("handed to the drafter", footprint.hand_over, exact),
+        ("drafter cache and state", footprint.drafter_state, exact),
         ("requests and results", footprint.requests_and_results, exact),
     ]
     for label, count, how in rows:

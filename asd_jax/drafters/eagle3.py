@@ -226,7 +226,7 @@ def as_drafter(
     token_ids = read_token_ids(config, read)
     own_head = module.reduced_head if config.is_reduced else module.lm_head
     if own_head is not None:
-        head = own_head[...]
+        head = own_head.get_value()  # of a shape too, which has no [...]
     else:
         head = facts.lm_head if token_ids is None else _rows(facts.lm_head, token_ids)
     embedding = facts.embed_tokens

@@ -1,57 +1,19 @@
-"""What trained drafters hold: weights, cache and the target's layers that they read.
+"""What the files of released drafters hold: tensor names and shapes, from a drafter's own config.
 
-Written from the released checkpoints' inventories, by tensor name as stored; the tests hold the
-totals against the files' sizes. Nothing here computes.
+Written from the released checkpoints' inventories; the tests hold the totals against the files'
+sizes and the names against the families. Nothing here computes, and what a drafter takes of the
+tensors is the loader's affair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from asd_jax.models.feature_layers import eagle3_default, hidden_state_indices
 from asd_jax.models.hf_config import ConfigFields
 
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
-
-# Where a mesh may divide a drafter, by tensor name (regex); `asd_jax.sharding.RULES` has the axes.
-# What is not named here lies whole on every device.
-DIVIDED_AXES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    (r"embed_tokens\.weight|lm_head\.weight|markov_head\.markov_w[12]\.weight", ("vocab", None)),
-    (r"\d+\.lm_head\.weight", ("vocab", None)),
-    (r".*\.q_proj\.weight", ("heads", None)),
-    (r".*\.[kv]_proj\.weight", ("kv_heads", None)),
-    (r".*\.o_proj\.weight", (None, "heads")),
-    (r".*\.(gate|up)_proj\.weight", ("mlp", None)),
-    (r".*\.down_proj\.weight", (None, "mlp")),
-)
-
-
-class DrafterSizes(NamedTuple):
-    """How the sizes of one family of drafters follow from a drafter's own config.
-
-    Attributes:
-      shapes: `(config) -> {tensor name: shape}`, those that stay on the device.
-      cache_layers: `(config) -> (layers, key/value heads, head width)` of its key/value cache.
-      feature_layers: `(config, number of target layers) -> hidden_states indices` that it reads.
-    """
-
-    shapes: Callable[[Config], Shapes]
-    cache_layers: Callable[[Config], tuple[int, int, int]]
-    feature_layers: Callable[[Config, int], tuple[int, ...]]
-
-
-def cache_bytes_per_slot(family: str, config: Config, itemsize: int) -> int:
-    """Returns the bytes of one request's keys and values a token, on a single device.
-
-    Args:
-      family: A key of `FAMILIES`.
-      config: The drafter's own.
-      itemsize: Bytes of a cached number.
-    """
-    layers, heads, width = FAMILIES[family].cache_layers(config)
-    return 2 * layers * heads * width * itemsize
 
 
 def _attention(fields: ConfigFields) -> tuple[int, int, int]:
@@ -81,15 +43,14 @@ def _decoder_layer(prefix: str, fields: ConfigFields, in_dim: int) -> Shapes:
 def dspark_shapes(config: Config) -> Shapes:
     """Returns the tensors of a DSpark drafter for a Qwen3 target, with the vanilla Markov head.
 
-    Its embedding and output projection are copies of the target's and are counted, as the released
-    files hold them.
+    Its embedding and output projection are copies of the target's.
 
     Raises:
       ValueError: A field is missing or ill-typed, or another Markov head.
     """
     fields = ConfigFields(config)
     dim, vocab = fields.whole("hidden_size"), fields.whole("vocab_size")
-    rank, num_taps = fields.whole("markov_rank"), len(_dspark_ids(config))
+    rank, num_taps = fields.whole("markov_rank"), _num_taps(config)
     _, _, width = _attention(fields)
     kind = config.get("markov_head_type", "vanilla")
     if kind != "vanilla":
@@ -114,29 +75,17 @@ def dspark_shapes(config: Config) -> Shapes:
     return shapes
 
 
-def _dspark_ids(config: Config) -> list[int]:
+def _num_taps(config: Config) -> int:
     ids = config.get("target_layer_ids")
     if not isinstance(ids, (list, tuple)) or not ids:
         raise ValueError(f"config field target_layer_ids: got {ids!r}, allowed is a list of layers")
-    return list(ids)
-
-
-def _dspark_cache(config: Config) -> tuple[int, int, int]:
-    fields = ConfigFields(config)
-    _, kv_heads, width = _attention(fields)
-    return fields.whole("num_hidden_layers"), kv_heads, width
-
-
-def _dspark_features(config: Config, num_layers: int) -> tuple[int, ...]:
-    return hidden_state_indices(
-        _dspark_ids(config), "layer_output", num_layers, field="target_layer_ids"
-    )
+    return len(ids)
 
 
 def eagle3_shapes(config: Config) -> Shapes:
     """Returns the tensors of an EAGLE-3 drafter of one layer on three of the target's layers.
 
-    The embedding is the target's own. `t2d` only serves checks and is dropped after loading.
+    The embedding is the target's own. `t2d`, which says the same as `d2t`, is left out.
 
     Raises:
       ValueError: A field is missing or ill-typed.
@@ -154,16 +103,6 @@ def eagle3_shapes(config: Config) -> Shapes:
     }
 
 
-def _eagle3_cache(config: Config) -> tuple[int, int, int]:
-    _, kv_heads, width = _attention(ConfigFields(config))
-    return 1, kv_heads, width
-
-
-def _eagle3_features(config: Config, num_layers: int) -> tuple[int, ...]:
-    del config
-    return eagle3_default(num_layers)
-
-
 def medusa_shapes(config: Config) -> Shapes:
     """Returns the tensors of Medusa heads, each with an output projection of its own.
 
@@ -175,33 +114,19 @@ def medusa_shapes(config: Config) -> Shapes:
     fields = ConfigFields(config)
     dim, vocab = fields.whole("hidden_size"), fields.whole("vocab_size")
     shapes: Shapes = {}
+    num_layers = fields.whole("medusa_num_layers")
     for head in range(fields.whole("medusa_num_heads")):
-        for layer in range(fields.whole("medusa_num_layers")):
+        for layer in range(num_layers):
             shapes[f"{head}.{layer}.linear.weight"] = (dim, dim)
             shapes[f"{head}.{layer}.linear.bias"] = (dim,)
         if config.get("version") != "2":
-            shapes[f"{head}.lm_head.weight"] = (vocab, dim)
+            shapes[f"{head}.{num_layers}.weight"] = (vocab, dim)
     return shapes
 
 
-def _no_shapes(config: Config) -> Shapes:
-    del config
-    return {}
-
-
-def _no_cache(config: Config) -> tuple[int, int, int]:
-    del config
-    return 0, 0, 0
-
-
-def _no_features(config: Config, num_layers: int) -> tuple[int, ...]:
-    del config, num_layers
-    return ()
-
-
-FAMILIES: dict[str, DrafterSizes] = {
-    "dspark": DrafterSizes(dspark_shapes, _dspark_cache, _dspark_features),
-    "eagle3": DrafterSizes(eagle3_shapes, _eagle3_cache, _eagle3_features),
-    "medusa": DrafterSizes(medusa_shapes, _no_cache, _no_features),
-    "ngram": DrafterSizes(_no_shapes, _no_cache, _no_features),
+# By family, as `asd_jax.drafters` names it: `(config) -> {tensor name: shape}`.
+RELEASED_SHAPES: dict[str, Callable[[Config], Shapes]] = {
+    "dspark": dspark_shapes,
+    "eagle3": eagle3_shapes,
+    "medusa": medusa_shapes,
 }

@@ -11,9 +11,6 @@ therefore those of the same program in float32, where nothing is widened. Many a
 case (scores of the attention, noise, statistics) and the others are half as large in bfloat16, so
 for bfloat16 the figure is an upper bound of what this compiler would take, by at most a factor of
 two. Another backend fuses and pads differently; the report's headroom is for that.
-
-The trained drafters' programs are not in it. `stand_in` takes their place: it keeps what they are
-handed, so that the tapped layers stay alive as they will, and proposes at once.
 """
 
 from __future__ import annotations
@@ -26,13 +23,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asd_jax import sharding
 from asd_jax.acceptance import asd
 from asd_jax.decode import DecodeConfig, DecodeState, Requests, make_requests, prefill, run_rounds
-from asd_jax.types import Drafter, Proposal, PyTree, Target
+from asd_jax.types import Drafter, PyTree, Target
 
 # Code generation takes most of the time of compiling and has no part in what is measured.
 _COMPILER_OPTIONS = {
@@ -88,86 +84,6 @@ class ProgramMemory:
     aliased: int
     temporaries: int
     compile_seconds: float
-
-
-class HandOver(struct.PyTreeNode):
-    """What a drafter is handed by a round and needs for its next proposal.
-
-    Attributes:
-      tokens: Ids, int32 [B, G].
-      features: Tapped rows of the last round, [B, G+1, F * D].
-      hidden: Final hidden state behind the last committed token, [B, D].
-    """
-
-    tokens: jax.Array
-    features: jax.Array
-    hidden: jax.Array
-
-
-def stand_in(
-    num_draft: int, feature_layers: tuple[int, ...], hidden_dim: int, dtype: Any
-) -> Drafter:
-    """Returns a drafter without weights that is handed as much as a trained one.
-
-    Args:
-      num_draft: G.
-      feature_layers: Residual streams that the trained one reads, as hidden_states indices.
-      hidden_dim: D.
-      dtype: Of the target's activations.
-    """
-    feature_dim = len(feature_layers) * hidden_dim
-
-    def init(params: PyTree, batch: int, num_slots: int) -> HandOver:
-        del params, num_slots
-        return HandOver(
-            tokens=jnp.zeros((batch, num_draft), jnp.int32),
-            features=jnp.zeros((batch, num_draft + 1, feature_dim), dtype),
-            hidden=jnp.zeros((batch, hidden_dim), dtype),
-        )
-
-    def last_rows(rows: jax.Array, end: jax.Array, count: int) -> jax.Array:
-        offset = jnp.arange(count, dtype=jnp.int32)[None, :]
-        index = jnp.clip(end[:, None] - count + offset, 0, rows.shape[1] - 1)
-        return jnp.take_along_axis(rows, index[:, :, None], axis=1)
-
-    def keep_prompt(
-        params: PyTree,
-        state: HandOver,
-        tokens: jax.Array,
-        features: jax.Array,
-        hidden: jax.Array,
-        lengths: jax.Array,
-    ) -> HandOver:
-        del params, tokens
-        return state.replace(
-            features=last_rows(features, lengths, num_draft + 1),
-            hidden=last_rows(hidden, lengths, 1)[:, 0],
-        )
-
-    def propose(
-        params: PyTree, state: HandOver, anchor: jax.Array, position: jax.Array, sampling: PyTree
-    ) -> tuple[Proposal, HandOver]:
-        del params, position, sampling
-        length = jnp.full(anchor.shape, num_draft, jnp.int32)
-        return Proposal(tokens=state.tokens, length=length), state
-
-    def keep_round(
-        params: PyTree,
-        state: HandOver,
-        tokens: jax.Array,
-        features: jax.Array,
-        hidden: jax.Array,
-        num_kept: jax.Array,
-    ) -> HandOver:
-        del params
-        return state.replace(
-            tokens=tokens[:, 1:], features=features, hidden=last_rows(hidden, num_kept, 1)[:, 0]
-        )
-
-    return Drafter(
-        params=(), init=init, prefill=keep_prompt, propose=propose, commit=keep_round,
-        name="stand-in", num_draft_tokens=num_draft, feature_layers=feature_layers,
-    )  # fmt: skip
 
 
 def abstract_requests(workload: Workload, mesh: Mesh) -> Requests:

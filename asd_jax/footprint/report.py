@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -14,7 +15,7 @@ from asd_jax import sharding
 from asd_jax.footprint import collectives, program, weights
 from asd_jax.footprint.chips import Chip
 from asd_jax.footprint.collectives import Collective
-from asd_jax.footprint.drafter_sizes import FAMILIES, cache_bytes_per_slot
+from asd_jax.footprint.drafter import abstract_drafter
 from asd_jax.footprint.program import ProgramMemory, Workload
 from asd_jax.load import Layout, target_layout
 from asd_jax.models.transformer import TransformerConfig
@@ -22,13 +23,10 @@ from asd_jax.request import Requests
 from asd_jax.state import DecodeState
 from asd_jax.types import Drafter, Target
 
-# Of a chip's memory: for the runtime, fragmentation, and the drafter's own temporaries.
+# Of a chip's memory: for the runtime and fragmentation.
 DEFAULT_HEADROOM = 0.1
 _HLO_NAMES = {"float32": "f32", "bfloat16": "bf16"}
-NOT_INCLUDED = (
-    "the drafter's own temporaries and exchanges: its program is not compiled here",
-    "the runtime's own memory and fragmentation: that is what the headroom is for",
-)
+NOT_INCLUDED = ("the runtime's own memory and fragmentation: that is what the headroom is for",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +41,11 @@ class Footprint:
       feature_layers: Residual streams that the drafter reads, as hidden_states indices.
       num_slots: Cache slots of a request.
       target_parameters: As the checkpoint has them, on no device in particular.
-      drafter_parameters: Likewise.
+      drafter_parameters: Likewise, those shared with the target not counted.
       target_weights: With padding and copied key/value heads.
-      drafter_weights: Of the drafter.
+      drafter_weights: Likewise, but for what it shares with the target.
       target_cache: Keys, values and lengths.
-      drafter_cache: Keys and values.
-      hand_over: What the drafter is handed from round to round.
+      drafter_state: Its cache, and whatever else it keeps from round to round.
       requests_and_results: Prompts, limits, ledgers, counters and answers.
       logits: Of one round; part of its temporaries.
       prefill: The compiled prefill, in float32 (see `asd_jax.footprint.program`); None: not
@@ -69,8 +66,7 @@ class Footprint:
     target_weights: int
     drafter_weights: int
     target_cache: int
-    drafter_cache: int
-    hand_over: int
+    drafter_state: int
     requests_and_results: int
     logits: int
     prefill: ProgramMemory | None = None
@@ -85,8 +81,7 @@ class Footprint:
             self.target_weights
             + self.drafter_weights
             + self.target_cache
-            + self.drafter_cache
-            + self.hand_over
+            + self.drafter_state
             + self.requests_and_results
         )
 
@@ -139,13 +134,12 @@ def _exchange_rows(exchanges: tuple[Collective, ...] | None) -> list[dict[str, A
 
 def measure(
     target_config: Mapping[str, Any],
-    family: str,
+    drafter: str,
     drafter_config: Mapping[str, Any],
     workload: Workload,
     mesh: Mesh,
     *,
     dtype: str = "bfloat16",
-    is_drafter_divided: bool = False,
     is_compiled: bool = True,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Footprint:
@@ -153,12 +147,11 @@ def measure(
 
     Args:
       target_config: Fields of the target's Hugging Face `config.json`.
-      family: The drafter's, a key of `FAMILIES`.
+      drafter: One of `asd_jax.footprint.DRAFTERS`.
       drafter_config: Fields of the drafter's own `config.json`.
       workload: What is decoded.
       mesh: Of host devices, as many as accelerators are meant.
       dtype: "bfloat16" or "float32", of weights, caches and activations.
-      is_drafter_divided: Whether the model axis divides the drafter; else it is on every device.
       is_compiled: Whether to compile, for temporaries and exchanges.
       on_progress: Told what comes next.
 
@@ -166,17 +159,16 @@ def measure(
       ValueError: Configs that are not implemented, or sizes that do not fit each other.
     """
     config = weights.read_target(target_config)
-    taps = FAMILIES[family].feature_layers(drafter_config, config.num_layers)
     _check_fit(config, workload, mesh)
     on_progress("shapes")
-    parts = _Parts.of(config, taps, workload, mesh, dtype)
-    held = _drafter_bytes(family, drafter_config, parts, mesh, dtype, is_drafter_divided)
-    footprint = _of_shapes(parts, taps, workload, mesh, dtype, *held)
+    make = functools.partial(_Parts.of, config, drafter, drafter_config, workload, mesh)
+    parts = make(dtype)
+    footprint = _of_shapes(parts, workload, mesh, dtype)
     if not is_compiled:
         return footprint
 
     loop = workload.decode_config
-    wide = parts if dtype == "float32" else _Parts.of(config, taps, workload, mesh, "float32")
+    wide = parts if dtype == "float32" else make("float32")
     on_progress("lowering and compiling the prefill, float32")
     prefill = program.compile_prefill(wide.target, wide.drafter, wide.requests, loop)
     on_progress("lowering and compiling the rounds, float32")
@@ -215,7 +207,8 @@ class _Parts:
     def of(
         cls,
         config: TransformerConfig,
-        taps: tuple[int, ...],
+        drafter_name: str,
+        drafter_config: Mapping[str, Any],
         workload: Workload,
         mesh: Mesh,
         dtype: str,
@@ -223,7 +216,14 @@ class _Parts:
         kind = jnp.dtype(dtype)
         layout = target_layout(config, kind, mesh)
         target = weights.abstract_target(layout)
-        drafter = program.stand_in(workload.num_draft_tokens, taps, config.hidden_size, kind)
+        drafter = abstract_drafter(
+            drafter_name,
+            drafter_config,
+            target,
+            config,
+            num_draft_tokens=workload.num_draft_tokens,
+            dtype=kind,
+        )
         requests = program.abstract_requests(workload, mesh)
         state = program.abstract_state(target, drafter, requests, workload.decode_config)
         return cls(layout, target, drafter, requests, state)
@@ -245,58 +245,28 @@ def _check_fit(config: TransformerConfig, workload: Workload, mesh: Mesh) -> Non
         )
 
 
-def _drafter_bytes(
-    family: str,
-    drafter_config: Mapping[str, Any],
-    parts: _Parts,
-    mesh: Mesh,
-    dtype: str,
-    is_divided: bool,
-) -> tuple[int, int, int]:
-    """Returns the drafter's parameters, and the bytes of its weights and cache on a device."""
-    sizes = FAMILIES[family]
-    shapes = sizes.shapes(drafter_config)
-    abstract = weights.abstract_drafter_weights(shapes, dtype, mesh, is_divided=is_divided)
-    slot = cache_bytes_per_slot(family, drafter_config, jnp.dtype(dtype).itemsize)
-    if is_divided and slot:
-        kv_heads = sizes.cache_layers(drafter_config)[1]
-        slot = slot // kv_heads * max(kv_heads // mesh.shape[sharding.MODEL], 1)
-    batch, _, num_slots, _ = parts.state.cache.keys[0].shape
-    return (
-        sum(math.prod(shape) for name, shape in shapes.items() if name != "d2t"),
-        weights.bytes_per_device(abstract),
-        slot * num_slots * batch // mesh.shape[sharding.DATA],
-    )
-
-
-def _of_shapes(
-    parts: _Parts,
-    taps: tuple[int, ...],
-    workload: Workload,
-    mesh: Mesh,
-    dtype: str,
-    drafter_parameters: int,
-    drafter_weights: int,
-    drafter_cache: int,
-) -> Footprint:
+def _of_shapes(parts: _Parts, workload: Workload, mesh: Mesh, dtype: str) -> Footprint:
     """Returns all that needs no compiler."""
     size = weights.bytes_per_device
-    target_cache, hand_over = size(parts.state.cache), size(parts.state.drafter_state)
+    target_cache, drafter_state = size(parts.state.cache), size(parts.state.drafter_state)
     logits = program.abstract_logits(parts.target, parts.state, workload.num_draft_tokens + 1)
+    of_target = {id(leaf) for leaf in jax.tree.leaves(parts.target.params)}
+    own = [leaf for leaf in jax.tree.leaves(parts.drafter.params) if id(leaf) not in of_target]
     return Footprint(
         data=mesh.shape[sharding.DATA],
         model=mesh.shape[sharding.MODEL],
         dtype=dtype,
         workload=workload,
-        feature_layers=taps,
+        feature_layers=parts.drafter.feature_layers,
         num_slots=parts.state.cache.keys[0].shape[2],
         target_parameters=weights.num_parameters(parts.layout),
-        drafter_parameters=drafter_parameters,
+        drafter_parameters=parts.drafter.num_params,
         target_weights=size(parts.target.params),
-        drafter_weights=drafter_weights,
+        drafter_weights=size(own),
         target_cache=target_cache,
-        drafter_cache=drafter_cache,
-        hand_over=hand_over,
-        requests_and_results=size(parts.requests) + size(parts.state) - target_cache - hand_over,
+        drafter_state=drafter_state,
+        requests_and_results=(
+            size(parts.requests) + size(parts.state) - target_cache - drafter_state
+        ),
         logits=size(logits),
     )

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from asd_jax import sharding
-from asd_jax.footprint.drafter_sizes import DIVIDED_AXES
 from asd_jax.load import Layout
 from asd_jax.models import MODELS
 from asd_jax.models.transformer import TransformerConfig, as_target
@@ -62,36 +58,3 @@ def _leaf_bytes(leaf: Any) -> int:
         key = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), leaf.dtype))
         return math.prod(shape) * math.prod(key.shape) * key.dtype.itemsize
     return math.prod(shape) * leaf.dtype.itemsize
-
-
-def abstract_drafter_weights(
-    shapes: Mapping[str, tuple[int, ...]], dtype: Any, mesh: Mesh, *, is_divided: bool
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns a drafter's weights as shapes with a sharding.
-
-    Args:
-      shapes: By tensor name, from `drafter_sizes`.
-      dtype: Of its weights; the table `d2t` is int32.
-      mesh: The target's.
-      is_divided: Whether the mesh's model axis divides them, as it does the target's but without
-        padding and copies; otherwise they lie whole on every device. A tensor that it cannot divide
-        lies whole all the same.
-    """
-    return {
-        name: jax.ShapeDtypeStruct(
-            shape,
-            jnp.int32 if name == "d2t" else jnp.dtype(dtype),
-            sharding=NamedSharding(mesh, _drafter_spec(name, shape, mesh, is_divided)),
-        )
-        for name, shape in shapes.items()
-    }
-
-
-def _drafter_spec(name: str, shape: tuple[int, ...], mesh: Mesh, is_divided: bool) -> PartitionSpec:
-    for pattern, axes in DIVIDED_AXES if is_divided else ():
-        if re.fullmatch(pattern, name):
-            spec = sharding.spec(*axes)
-            sizes = [1 if axis is None else mesh.shape[axis] for axis in spec]
-            if all(n % size == 0 for n, size in zip(shape, sizes, strict=True)):
-                return spec
-    return PartitionSpec()

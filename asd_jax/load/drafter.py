@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from asd_jax.checkpoints.drafter_files import open_drafter
 from asd_jax.checkpoints.key_map import KeyRule, map_tensors
@@ -25,9 +27,10 @@ from asd_jax.drafters.none import no_drafter
 from asd_jax.load.layout import Layout, flat_params
 from asd_jax.load.target import LoadedTarget, ProgressFn, load_target, read_target_config
 from asd_jax.models import MODELS
+from asd_jax.models.transformer import TransformerConfig
 from asd_jax.sharding import Partition
 from asd_jax.tokenizer import IdsOnly, Tokenizer
-from asd_jax.types import Drafter
+from asd_jax.types import Drafter, Target
 
 DEFAULT_NUM_DRAFT_TOKENS = 7
 
@@ -164,7 +167,7 @@ def _load_draft_model(
         vocab_size=target.config.vocab_size,
         with_logits=options.with_logits,
     )
-    return on_target_mesh(drafter, target)
+    return on_target_mesh(drafter, partition)
 
 
 def require_same_vocabulary(target: Tokenizer, drafter: Tokenizer, path: Path) -> None:
@@ -205,30 +208,62 @@ def _load(
     facts = target_facts(target)
     config = _read_config(source, family, facts, options)
     dtype = facts.embed_tokens.dtype if dtype is None else jnp.dtype(dtype)
-    mesh = None if target.target.partition is None else target.target.partition.mesh
-    layout = Layout.of(
+    partition = target.target.partition
+    layout = drafter_layout(family, config, dtype, None if partition is None else partition.mesh)
+    rules = [KeyRule(*rule) for rule in family.key_rules(config)]
+    tensors = map_tensors(source.tensors, rules, layout.shapes, ignored=family.ignored_keys(config))
+    tensors = {path: layout.on_mesh(path, tensor) for path, tensor in tensors.items()}
+    params = place_tensors(tensors, dtype, shardings=layout.shardings, on_progress=on_progress)
+
+    def make(module: Any) -> Drafter:
+        def read(name: str) -> Any:
+            return source.tensors[name].read()
+
+        return family.as_drafter(config, module, facts, options, read)
+
+    try:
+        return assemble(make, layout, params)
+    except ValueError as error:
+        raise CheckpointError(f"{source.path}: {family.name} drafter: {error}") from error
+
+
+def drafter_layout(family: DrafterFamily, config: Any, dtype: Any, mesh: Mesh | None) -> Layout:
+    """Lays a trained drafter out on its target's mesh, or on the default device without one.
+
+    Args:
+      family: Whose drafter it is.
+      config: From the family's `read_config`.
+      dtype: Of its weights.
+      mesh: The target's.
+
+    Raises:
+      ValueError: The mesh's model axis cannot divide it.
+    """
+    return Layout.of(
         lambda share: family.build(config, share, dtype, nnx.Rngs(0)),
         lambda size, axis: family.divide(config, size, axis),
         family.param_axes,
         dtype,
         mesh,
     )
-    rules = [KeyRule(*rule) for rule in family.key_rules(config)]
-    tensors = map_tensors(source.tensors, rules, layout.shapes, ignored=family.ignored_keys(config))
-    tensors = {path: layout.on_mesh(path, tensor) for path, tensor in tensors.items()}
-    params = place_tensors(tensors, dtype, shardings=layout.shardings, on_progress=on_progress)
 
-    def read(name: str) -> Any:
-        return source.tensors[name].read()
 
-    try:
-        drafter = family.as_drafter(config, layout.module(params), facts, options, read)
-    except ValueError as error:
-        raise CheckpointError(f"{source.path}: {family.name} drafter: {error}") from error
+def assemble(make: Callable[[Any], Drafter], layout: Layout, params: Mapping[str, Any]) -> Drafter:
+    """Returns a drafter with its parameters in it, their number and their places.
+
+    Args:
+      make: From the module to the drafter: the family's `as_drafter`.
+      layout: From `drafter_layout`.
+      params: By path, arrays or, to plan without allocating any, `layout.abstract_params()`.
+
+    Raises:
+      ValueError: From `make`.
+    """
+    drafter = make(layout.module(params))
     # A family may drop what turns out to be the target's, such as a copied embedding.
     kept = {id(leaf) for leaf in jax.tree.leaves(drafter.params)}
-    own = sum(leaf.size for leaf in params.values() if id(leaf) in kept)
-    return on_target_mesh(drafter.replace(num_params=own), target)
+    own = sum(math.prod(layout.shapes[path]) for path, leaf in params.items() if id(leaf) in kept)
+    return on_target_mesh(drafter.replace(num_params=own), layout.partition)
 
 
 def _read_config(
@@ -243,18 +278,32 @@ def _read_config(
 
 def target_facts(target: LoadedTarget) -> TargetFacts:
     """Returns what a drafter may know of a loaded target."""
-    params = flat_params(target.target.params)
+    return facts_of(target.target, target.config)
+
+
+def facts_of(target: Target, config: TransformerConfig) -> TargetFacts:
+    """Returns what a drafter may know of a target, whose weights may be shapes.
+
+    Args:
+      target: The target.
+      config: Its sizes.
+    """
+    params = flat_params(target.params)
     return TargetFacts(
-        config=target.config,
+        config=config,
         embed_tokens=params["embed_tokens"],
         lm_head=params.get("lm_head", params["embed_tokens"]),
-        data_axis=target.target.data_axis,
+        data_axis=target.data_axis,
     )
 
 
-def on_target_mesh(drafter: Drafter, target: LoadedTarget) -> Drafter:
-    """Returns the drafter with the places of its weights, which lie on the target's mesh."""
-    partition = target.target.partition
+def on_target_mesh(drafter: Drafter, partition: Partition | None) -> Drafter:
+    """Returns the drafter with the places of its weights.
+
+    Args:
+      drafter: Its weights lie on the target's mesh, or on no mesh and are copied to all of it.
+      partition: Of the target or the drafter; of it the mesh counts. None: no mesh.
+    """
     if partition is None:
         return drafter
     mesh = partition.mesh

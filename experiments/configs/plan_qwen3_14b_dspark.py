@@ -22,6 +22,8 @@ TARGET = {
 # Source: deepseek-ai/dspark_qwen3_14b_block7, which has the target's fields but for these.
 DRAFTER = TARGET | {
     "num_hidden_layers": 5,
+    "block_size": 7,
+    "mask_token_id": 151669,
     "target_layer_ids": [1, 10, 19, 28, 37],
     "markov_rank": 256,
     "markov_head_type": "vanilla",

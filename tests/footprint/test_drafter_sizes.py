@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from asd_jax.footprint import FAMILIES
-from asd_jax.footprint.drafter_sizes import cache_bytes_per_slot
+from asd_jax.checkpoints.key_map import KeyRule, map_tensors
+from asd_jax.checkpoints.source import TensorSource
+from asd_jax.drafters.family import DrafterOptions
+from asd_jax.footprint import weights
+from asd_jax.footprint.drafter_sizes import RELEASED_SHAPES
+from asd_jax.load import target_layout
+from asd_jax.load.drafter import drafter_layout, facts_of, find_family
 
 BF16 = 2
 DSPARK = {
@@ -30,7 +38,7 @@ def drafter_of(name: str) -> tuple[str, dict]:
 
 
 def count(family: str, config: dict) -> int:
-    shapes = FAMILIES[family].shapes(config)
+    shapes = RELEASED_SHAPES[family](config)
     return sum(math.prod(shape) for name, shape in shapes.items() if name != "d2t")
 
 
@@ -45,7 +53,7 @@ def count(family: str, config: dict) -> int:
 def test_dspark_tensors_fill_the_released_files(hidden, wide, heads, file_bytes, header):
     config = DSPARK | dict(hidden_size=hidden, intermediate_size=wide, num_attention_heads=heads)
     assert count("dspark", config) * BF16 == file_bytes - header
-    assert len(FAMILIES["dspark"].shapes(config)) == 64
+    assert len(RELEASED_SHAPES["dspark"](config)) == 64
 
 
 @pytest.mark.parametrize(
@@ -79,39 +87,49 @@ def test_drafters_of_the_shipped_plans(name, parameters):
     assert count(*drafter_of(name)) == parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "bytes_per_slot"),
-    [
-        ("qwen3_8b_dspark", 5 * 2 * 8 * 128 * BF16),
-        ("llama31_8b_eagle3", 2 * 8 * 128 * BF16),
-        ("qwen25_7b_eagle3", 2 * 4 * 128 * BF16),
-        ("llama31_8b_medusa", 0),
-    ],
-)
-def test_cache_of_a_token(name, bytes_per_slot):
-    family, config = drafter_of(name)
-    assert cache_bytes_per_slot(family, config, BF16) == bytes_per_slot
-    assert cache_bytes_per_slot(family, config, 4) == 2 * bytes_per_slot
-
-
-@pytest.mark.parametrize(
-    ("name", "num_layers", "indices"),
-    [
-        ("qwen3_8b_dspark", 36, (2, 10, 18, 26, 34)),
-        ("llama31_8b_eagle3", 32, (2, 16, 29)),
-        ("qwen25_7b_eagle3", 28, (2, 14, 25)),
-        ("llama31_8b_medusa", 32, ()),
-    ],
-)
-def test_layers_that_drafters_read(name, num_layers, indices):
-    family, config = drafter_of(name)
-    assert FAMILIES[family].feature_layers(config, num_layers) == indices
-
-
 def test_medusa_heads_that_share_the_projection_hold_residual_blocks_only():
     config = {"hidden_size": 64, "vocab_size": 100, "medusa_num_heads": 3, "medusa_num_layers": 2}
     assert count("medusa", config | {"version": "2"}) == 3 * 2 * (64 * 64 + 64)
     assert count("medusa", config) == 3 * (2 * (64 * 64 + 64) + 100 * 64)
+
+
+PLANS = (
+    "qwen3_8b_dspark",
+    "qwen3_14b_dspark",
+    "llama31_8b_eagle3",
+    "llama31_8b_medusa",
+    "qwen25_7b_eagle3",
+)
+VARIANTS = [
+    *((name, {}) for name in PLANS),
+    ("qwen3_8b_dspark", {"enable_confidence_head": False}),
+    ("llama31_8b_eagle3", {"head_dim": 64}),
+    ("llama31_8b_medusa", {"version": "2", "medusa_num_layers": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), VARIANTS)
+def test_every_released_tensor_is_a_parameter_of_its_family(name, change):
+    """The families read sizes off the tensors, so a wrong name would go unnoticed in a plan."""
+    plan = importlib.import_module(f"experiments.configs.plan_{name}").get_config()
+    config = plan.drafter.config.to_dict() | change
+    shapes = RELEASED_SHAPES[plan.drafter.family](config)
+    family = find_family(shapes, config)
+    assert family.name == plan.drafter.family
+
+    target_config = weights.read_target(plan.target.to_dict())
+    # Fewer layers are the same tables in less time; only the tapped layers ask how many there are.
+    few = dataclasses.replace(target_config, num_layers=1)
+    target = weights.abstract_target(target_layout(few, jnp.dtype("bfloat16"), None))
+    own = family.read_config(config, shapes, facts_of(target, target_config), DrafterOptions())
+    layout = drafter_layout(family, own, jnp.dtype("bfloat16"), None)
+    sources = {
+        tensor: TensorSource(tensor, shape, np.dtype(np.float32), lambda index: None)
+        for tensor, shape in shapes.items()
+    }
+    rules = [KeyRule(*rule) for rule in family.key_rules(own)]
+    mapped = map_tensors(sources, rules, layout.shapes, ignored=family.ignored_keys(own))
+    assert {tensor.name for tensor in mapped.values()} == shapes.keys() - {"d2t"}
 
 
 @pytest.mark.parametrize(
@@ -125,4 +143,4 @@ def test_medusa_heads_that_share_the_projection_hold_residual_blocks_only():
 )
 def test_configs_that_are_not_implemented_are_named(change, message):
     with pytest.raises(ValueError, match=message):
-        FAMILIES["dspark"].shapes(DSPARK | change)
+        RELEASED_SHAPES["dspark"](DSPARK | change)
