@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx, struct
 
 from asd_jax.cache import KVCache, init_cache
@@ -25,6 +24,7 @@ from asd_jax.drafters.dspark_config import PREFIX, DsparkConfig, read_config
 from asd_jax.drafters.dspark_model import Dspark
 from asd_jax.drafters.family import DrafterFamily, DrafterOptions, ReadTensor, TargetFacts
 from asd_jax.drafters.markov import DraftChain, draft_chain, proposal_length
+from asd_jax.drafters.vocabulary_map import target_ids
 from asd_jax.models.checkpoint_keys import IGNORED_KEYS
 from asd_jax.models.transformer import PARAM_AXES, DeviceShare, device_share
 from asd_jax.sampling import ReducedVocabulary, SamplingParams, draw
@@ -254,12 +254,19 @@ def as_drafter(
 ) -> Drafter:
     """Returns the module as a `Drafter`, with what it shares with the target."""
     graphdef, state = nnx.split(module)
-    is_reduced = config.reduced_vocab_size is not None
+    token_ids = None
+    if config.reduced_vocab_size is not None:
+        token_ids = target_ids(
+            config.reduced_vocab_size,
+            config.decoder.vocab_size,
+            offsets=read("d2t"),
+            mask=read("t2d") if config.has_t2d else None,
+        )
     params = DsparkParams(
         module=state,
         embed_tokens=None if config.has_embedding else facts.embed_tokens,
         lm_head=None if config.has_head else facts.lm_head,
-        token_ids=jnp.asarray(read_token_ids(config, read)) if is_reduced else None,
+        token_ids=None if token_ids is None else jnp.asarray(token_ids),
     )
     return Drafter(
         params=params,
@@ -271,26 +278,6 @@ def as_drafter(
         num_draft_tokens=config.num_draft_tokens,
         feature_layers=config.feature_layers,
     )
-
-
-def read_token_ids(config: DsparkConfig, read: ReadTensor) -> np.ndarray:
-    """Returns the target ids of a reduced vocabulary, int32, from its table of offsets `d2t`.
-
-    Raises:
-      ValueError: They do not ascend, are not in the target's vocabulary, or are not those that
-        `t2d` marks, where there is one.
-    """
-    vocab_size = config.decoder.vocab_size
-    offsets = np.asarray(read("d2t")).astype(np.int64)
-    ids = offsets + np.arange(len(offsets))
-    if ids.min() < 0 or ids.max() >= vocab_size or (np.diff(ids) <= 0).any():
-        raise ValueError(
-            f"d2t: got ids {ids.min()}..{ids.max()}, needed are ascending ones of the target's "
-            f"{vocab_size}; entries are offsets to their own index"
-        )
-    if config.has_t2d and not np.array_equal(np.flatnonzero(read("t2d")), ids):
-        raise ValueError(f"d2t: its {len(ids)} ids are not those that t2d marks")
-    return ids.astype(np.int32)
 
 
 FAMILY = DrafterFamily(

@@ -31,6 +31,7 @@ from asd_jax.drafters.eagle3_model import (
     widen,
 )
 from asd_jax.drafters.family import DrafterFamily, DrafterOptions, ReadTensor, TargetFacts
+from asd_jax.drafters.vocabulary_map import target_ids
 from asd_jax.models.transformer import PARAM_AXES, device_share
 from asd_jax.sampling import ReducedVocabulary, SamplingParams, draw
 from asd_jax.sharding import is_any
@@ -263,30 +264,16 @@ def as_drafter(
 def read_token_ids(config: Eagle3Config, read: ReadTensor) -> np.ndarray | None:
     """Returns the target ids of the draft vocabulary, int32 [Vd]; None where it is the target's.
 
-    `d2t` holds the distance from a draft id to its target id and `t2d` marks the target ids, in
-    the same order; either tells.
-
     Raises:
-      ValueError: They are no such map, or contradict each other.
+      ValueError: The files' tables are no such map, or contradict each other.
     """
-    size, vocab_size = config.draft_vocab_size, config.decoder.vocab_size
-    marked = None if config.t2d is None else np.flatnonzero(read(config.t2d))
-    if config.d2t is None:
-        ids = np.arange(size) if marked is None else marked
-    else:
-        offsets = read(config.d2t)
-        if not np.issubdtype(offsets.dtype, np.integer):
-            raise ValueError(f"d2t: got {offsets.dtype}, allowed are integers")
-        ids = np.arange(size, dtype=np.int64) + offsets
-    if ids.min() < 0 or ids.max() >= vocab_size or (np.diff(ids) <= 0).any():
-        raise ValueError(
-            f"d2t: got target ids {ids.min()}..{ids.max()}, allowed are ascending ids of the "
-            f"target's 0..{vocab_size - 1}"
-        )
-    if len(ids) != size or (marked is not None and not np.array_equal(ids, marked)):
-        count = len(ids) if marked is None else len(marked)
-        raise ValueError(f"t2d: marks {count} target ids, not the {size} of the draft vocabulary")
-    return ids.astype(np.int32) if config.is_reduced else None
+    ids = target_ids(
+        config.draft_vocab_size,
+        config.decoder.vocab_size,
+        offsets=None if config.d2t is None else read(config.d2t),
+        mask=None if config.t2d is None else read(config.t2d),
+    )
+    return ids if config.is_reduced else None
 
 
 def _is_own(own: jax.Array, shared: jax.Array) -> bool:

@@ -1,8 +1,8 @@
 """Drives any drafter by hand: prefill, rounds with chosen outcomes, a fresh start from a history.
 
 The target is real, the outcomes are the test's: any number of drafts is kept, whatever the target
-thinks of them, and any token may follow. So kept drafts are exceptions more often than not, and what
-the drafter knows must still be what a prefill of the same text would have told it.
+thinks of them, and any token may follow. So kept drafts are exceptions more often than not, and
+what the drafter knows must still be what a prefill of the same text would have told it.
 """
 
 from __future__ import annotations
