@@ -5,8 +5,8 @@
 
 Shows the bytes on each device (weights, caches, logits, temporaries), what the devices exchange in
 a round, and whether that fits. The loop is compiled for as many host devices as the mesh has, which
-takes a minute or two for an 8B target; `--config.compile=False` leaves that and the temporaries out.
-`--config.output=FILE` also writes everything as JSON. docs/planning.md says how to read it;
+takes a minute or two for an 8B target; `--config.compile=False` leaves that and the temporaries
+out. `--config.output=FILE` also writes everything as JSON. docs/planning.md says how to read it;
 `--help` lists all fields.
 
 Exit status: 0 shown, whether it fits or not; 2 the configuration cannot be used.
