@@ -34,6 +34,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 MAY_IMPORT |= dict.fromkeys(("load", "training", "evaluation"), frozenset(MAY_IMPORT))
 MAY_IMPORT["footprint"] = MAY_IMPORT["load"] | {"load"}
+# What trains drafters is what evaluation wrote: prompt files, chat encoding, answers.
+MAY_IMPORT["training"] = MAY_IMPORT["load"] | {"evaluation"}
 NEVER_IN_PACKAGE = frozenset({"experiments", "benchmarks", "tests", "torch", "transformers"})
 ABSL_TREES = frozenset({"experiments", "benchmarks"})
 NO_NOUN = frozenset({"utils", "common", "helpers", "base"})
