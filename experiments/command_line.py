@@ -1,4 +1,4 @@
-"""The `--config` flag and its messages, in the words of `experiments.config`.
+"""The `--config` flag and its messages, in the words of a configuration's fields.
 
 A program that imports this has the flag `--config=FILE` with `--config.FIELD=value` overrides.
 """
@@ -6,20 +6,21 @@ A program that imports this has the flag `--config=FILE` with `--config.FIELD=va
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import flags, logging
 from ml_collections import config_flags
 
-from experiments import config as configs
-from experiments.config import ConfigError, RunConfig
+from experiments.fields import ConfigError, Schema
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file in experiments/configs/.")
 UNUSABLE = 2
+C = TypeVar("C")
 
 
-def checked_config() -> tuple[RunConfig, str]:
+def checked_config(schema: Schema[C]) -> tuple[C, str]:
     """Returns the configuration of the command line and its name, after parsing.
 
     Raises:
@@ -28,20 +29,20 @@ def checked_config() -> tuple[RunConfig, str]:
     if not any("verbosity" in argument for argument in sys.argv):
         logging.set_verbosity(logging.WARNING)  # absl would list the backends that JAX lacks
     flag: Any = flags.FLAGS["config"]
-    return configs.from_config_dict(flag.value), Path(flag.config_filename).stem
+    return schema.read(flag.value), Path(flag.config_filename).stem
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse(schema: Schema, argv: list[str]) -> list[str]:
     """Parses the command line, with messages in the words of the configuration."""
     if any(argument in ("-h", "-help", "--help", "--helpfull") for argument in argv[1:]):
         print(sys.modules["__main__"].__doc__)
-        for name, default, about in configs.field_table():
+        for name, default, about in schema.table():
             print(f"  --config.{name}={default}\n      {about}")
         sys.exit(0)
     for argument in argv[1:]:
         if argument.lstrip("-").startswith("config."):
             name = argument.lstrip("-").split("=")[0].removeprefix("config.")
-            if (told := configs.unknown_field(name)) is not None:
+            if (told := schema.unknown_field(name)) is not None:
                 raise ConfigError(told)
     try:
         rest = flags.FLAGS(argv)
@@ -52,7 +53,7 @@ def _parse(argv: list[str]) -> list[str]:
         flag, _, reason = str(error).partition(": ")
         name, _, value = flag.removeprefix("flag --config.").partition("=")
         if flag.startswith("flag --config."):
-            reason = f"{name}: got {value!r}, allowed is {configs.describe(name)}"
+            reason = f"{name}: got {value!r}, allowed is {schema.describe(name)}"
         raise ConfigError(reason or flag) from error
     except flags.Error as error:
         raise ConfigError(str(error)) from error
@@ -61,22 +62,23 @@ def _parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def parse_or_exit(argv: list[str]) -> list[str]:
-    """Parses the command line for `absl.app.run`; whatever is wrong with it ends with status 2.
+def parser(schema: Schema) -> Callable[[list[str]], list[str]]:
+    """Returns the parser of a command line for `absl.app.run`.
 
-    Args:
-      argv: The program's name and its arguments.
-
-    Returns:
-      The program's name, as everything else has been understood.
+    Whatever is wrong with the command line ends the program with status 2. The parser returns the
+    program's name, as everything else has been understood.
     """
-    try:
-        return _parse(argv)
-    except ConfigError as error:
-        complain(str(error))
-    except Exception as error:  # a configuration is a program and may raise anything
-        complain(f"the configuration cannot be loaded: {error}")
-    sys.exit(UNUSABLE)
+
+    def parse_or_exit(argv: list[str]) -> list[str]:
+        try:
+            return _parse(schema, argv)
+        except ConfigError as error:
+            complain(str(error))
+        except Exception as error:  # a configuration is a program and may raise anything
+            complain(f"the configuration cannot be loaded: {error}")
+        sys.exit(UNUSABLE)
+
+    return parse_or_exit
 
 
 def complain(message: str) -> None:

@@ -55,8 +55,9 @@ from asd_jax.types import Controls, Drafter
 from experiments import command_line, processes
 from experiments import config as configs
 from experiments.background import in_background
-from experiments.config import ConfigError, RunConfig
+from experiments.config import RunConfig
 from experiments.display import Display
+from experiments.fields import ConfigError
 
 _DONE, _SOME_BAD, _UNUSABLE, _INTERRUPTED = 0, 1, command_line.UNUSABLE, 130
 
@@ -323,7 +324,7 @@ def main(argv: list[str]) -> int:
     # A SIGTERM from a scheduler ends a run as cleanly as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return run(*command_line.checked_config())
+        return run(*command_line.checked_config(configs.SCHEMA))
     except (ConfigError, PromptError, OutputError, OSError) as error:
         command_line.complain(str(error))
         return _UNUSABLE
@@ -335,4 +336,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=command_line.parse_or_exit)
+    app.run(main, flags_parser=command_line.parser(configs.SCHEMA))

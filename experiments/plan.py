@@ -14,6 +14,7 @@ Exit status: 0 shown, whether it fits or not; 2 the configuration cannot be used
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -24,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from absl import app, flags, logging
+from absl import app
 
 from asd_jax.footprint import CHIPS, Chip, Footprint, measure
 from asd_jax.sharding import make_mesh
 from experiments import command_line, plan_config
-from experiments.config import ConfigError
+from experiments.fields import ConfigError
 from experiments.plan_config import PlanConfig
 from experiments.plan_table import PlanTable
 
@@ -46,30 +47,30 @@ def run(config: PlanConfig, name: str) -> int:
     Raises:
       ConfigError: The target, the drafter and the mesh do not go together.
     """
-    output = None if config["output"] is None else Path(config["output"])
+    output = None if config.output is None else Path(config.output)
     if output is not None and output.exists():
         raise ConfigError(f"output: got {str(output)!r}, which exists; it is never overwritten")
     table = PlanTable()
     start = time.perf_counter()
-    _use_host_devices(config["mesh.data"] * config["mesh.model"])
+    _use_host_devices(config.mesh.data * config.mesh.model)
     try:
         footprint = measure(
             config.target,
-            config["drafter.family"],
-            config.drafter,
+            config.drafter.family,
+            config.drafter.config,
             config.workload,
-            make_mesh(data=config["mesh.data"], model=config["mesh.model"]),
-            dtype=config["dtype"],
-            is_compiled=config["compile"],
+            make_mesh(data=config.mesh.data, model=config.mesh.model),
+            dtype=config.dtype,
+            is_compiled=config.compile,
             on_progress=table.progress,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    chips = list(CHIPS.values()) if config["chip"] == "all" else [CHIPS[config["chip"]]]
+    chips = list(CHIPS.values()) if config.chip == "all" else [CHIPS[config.chip]]
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak *= 1 if sys.platform == "darwin" else 1024
-    table.show(name, footprint, chips, config["headroom"], seconds, peak)
+    table.show(name, footprint, chips, config.headroom, seconds, peak)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         record = _record(config, footprint, chips, seconds, peak)
@@ -91,9 +92,9 @@ def _use_host_devices(count: int) -> None:
 def _record(
     config: PlanConfig, footprint: Footprint, chips: list[Chip], seconds: float, peak: int
 ) -> dict[str, Any]:
-    headroom = config["headroom"]
+    headroom = config.headroom
     return {
-        "config": config.to_dict(),
+        "config": dataclasses.asdict(config),
         "footprint": footprint.to_dict(),
         "chips": {
             chip.name: {
@@ -109,64 +110,15 @@ def _record(
     }
 
 
-def _parse(argv: list[str]) -> list[str]:
-    """Parses the command line, with messages in the words of the configuration."""
-    if any(argument in ("-h", "-help", "--help", "--helpfull") for argument in argv[1:]):
-        print(__doc__)
-        for name, field in plan_config.FIELDS.items():
-            print(f"  --config.{name}={field.default}\n      {field.about} ({field.allowed})")
-        sys.exit(0)
-    for argument in argv[1:]:
-        if argument.lstrip("-").startswith("config."):
-            name = argument.lstrip("-").split("=")[0].removeprefix("config.")
-            if (told := plan_config.unknown_field(name)) is not None:
-                raise ConfigError(told)
-    try:
-        rest = flags.FLAGS(argv)
-    except flags.IllegalFlagValueError as error:
-        flag, _, reason = str(error).partition(": ")
-        name, _, value = flag.removeprefix("flag --config.").partition("=")
-        if flag.startswith("flag --config."):
-            reason = f"{name}: got {value!r}, allowed is {plan_config.describe(name)}"
-        raise ConfigError(reason or flag) from error
-    except flags.Error as error:
-        raise ConfigError(str(error)) from error
-    if flags.FLAGS.config is None:
-        raise ConfigError("--config=FILE is missing, such as experiments/configs/plan_NAME.py")
-    if len(rest) > 1:
-        raise ConfigError(f"got {rest[1]!r}, allowed are only flags such as --config.FIELD=value")
-    return rest
-
-
-def parse_or_exit(argv: list[str]) -> list[str]:
-    """Parses the command line for `absl.app.run`; whatever is wrong with it ends with status 2.
-
-    Args:
-      argv: The program's name and its arguments.
-
-    Returns:
-      The program's name, as everything else has been understood.
-    """
-    try:
-        return _parse(argv)
-    except ConfigError as error:
-        command_line.complain(str(error))
-    except Exception as error:  # a configuration is a program and may raise anything
-        command_line.complain(f"the configuration cannot be loaded: {error}")
-    sys.exit(_UNUSABLE)
-
-
 def main(argv: list[str]) -> int:
     """Plans what the command line says and returns the exit status."""
     del argv
-    logging.set_verbosity(logging.WARNING)  # absl would list the backends that JAX lacks
-    flag: Any = flags.FLAGS["config"]
     try:
-        return run(plan_config.from_config_dict(flag.value), Path(flag.config_filename).stem)
+        return run(*command_line.checked_config(plan_config.SCHEMA))
     except (ConfigError, OSError) as error:
         command_line.complain(str(error))
         return _UNUSABLE
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_or_exit)
+    app.run(main, flags_parser=command_line.parser(plan_config.SCHEMA))

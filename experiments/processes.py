@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 
 from asd_jax.evaluation.records import OutputError, Writer
 from asd_jax.sharding import from_process_zero, make_mesh
-from experiments.config import ConfigError, MeshConfig, ProcessesConfig
+from experiments.config import MeshConfig, ProcessesConfig
+from experiments.fields import ConfigError
 
 
 def start(config: ProcessesConfig) -> None:

@@ -134,7 +134,7 @@ class Cli:
 _FORKS = """
 import json, os, sys, tempfile, traceback
 from absl import app
-from experiments import command_line, decode
+from experiments import command_line, config, decode
 outcomes = []
 for arguments in json.load(sys.stdin):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -144,7 +144,7 @@ for arguments in json.load(sys.stdin):
             os.dup2(err.fileno(), 2)
             try:
                 sys.argv = ["decode", *arguments]  # ml_collections looks here as well
-                app.run(decode.main, flags_parser=command_line.parse_or_exit)
+                app.run(decode.main, flags_parser=command_line.parser(config.SCHEMA))
             except SystemExit as end:
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from experiments import config as configs
-from experiments.config import ConfigError, default_config, from_config_dict
+from experiments.config import default_config
+from experiments.fields import ConfigError
 
+from_config_dict = configs.SCHEMA.read
 CONFIGS = Path(configs.__file__).with_name("configs")
 # The planner's own configurations are tested with it.
 FILES = sorted(
@@ -169,7 +171,7 @@ def test_drafts_and_answers_must_fit_the_context():
 
 
 def test_every_field_is_in_the_help_text():
-    names = [name for name, _, about in configs.field_table() if about]
+    names = [name for name, _, about in configs.SCHEMA.table() if about]
     expected = []
     for field in dataclasses.fields(configs.RunConfig):
         group = field.default_factory if field.default is dataclasses.MISSING else None
