@@ -88,13 +88,15 @@ def test_other_texts_may_be_trained_on(exclusion, text):
     assert reason(exclusion, text) is None
 
 
-def test_an_id_a_marked_part_and_every_message_count(exclusion):
+def test_an_id_a_marked_part_and_every_turn_and_message_count(exclusion):
+    later = parse_record({"id": "t", "turns": ["Hello.", "Say it in rhyme."]})
+    assert exclusion.drop(later).row == "q/1"
     assert reason(exclusion, "Other.", id="q/1") == ("id", "a.jsonl", "q/1")
     text = "Write Python code to: sort a list."
     assert reason(exclusion, text) is None
     marked = {"span": [text.index("sort"), len(text)]}
     assert reason(exclusion, text, meta=marked) == ("text", "b.jsonl", "q/5")
-    messages = [{"role": "system", "content": LONG}, {"role": "user", "content": "And?"}]
+    messages = [{"role": "system", "content": "And?"}, {"role": "user", "content": LONG}]
     for kind, content, found in (
         ("messages", messages, "text"),
         ("prompt", LONG, "text"),
