@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from asd_jax.cache import rollback
 from asd_jax.request import Requests, bucket_length, make_requests
 from asd_jax.round import commit_tokens, decode_round, first_token
 from asd_jax.sharding import BATCH, is_any, params_specs_tree, shard_state, state_specs, to_host
@@ -163,7 +165,12 @@ def run_rounds(
 
     Returns:
       The state after the rounds.
+
+    Raises:
+      ValueError: The state was handed over before.
     """
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if _is_array(leaf)):
+        raise ValueError("state: it was donated to an earlier call; go on from what that returned")
     if target.partition is not None:
         requests = shard_state(requests, target.partition.mesh)
     return _run_rounds(target, drafter, rule, requests, config, state, num_rounds)
@@ -196,6 +203,13 @@ def _check_fit(target: Target, drafter: Drafter, requests: Requests, config: Dec
             raise ValueError(
                 f"max_new_tokens: got {most} for a request, allowed is <= {config.max_new_tokens}"
             )
+    meshes = [None if part is None else part.mesh for part in (target.partition, drafter.partition)]
+    if meshes[1] is not None and meshes[0] != meshes[1]:
+        shown = [None if mesh is None else dict(mesh.shape) for mesh in meshes]
+        raise ValueError(
+            f"drafter {drafter.name}: lies on the mesh {shown[1]}, allowed is that of the target: "
+            f"{shown[0]}"
+        )
     fixed = drafter.num_draft_tokens
     if fixed is not None and config.num_draft_tokens > fixed:
         raise ValueError(
@@ -211,6 +225,10 @@ def _check_fit(target: Target, drafter: Drafter, requests: Requests, config: Dec
                 f"max_len: got {config.max_len}, allowed is <= the {owner}'s context of "
                 f"{length} tokens"
             )
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
 def _largest(column: jax.Array) -> int:
@@ -348,7 +366,7 @@ def _prefill_rows(
         cache, logits, hidden, features = run_chunk(jnp.int32(0), carry)
     else:
         cache, logits, hidden, features = jax.lax.fori_loop(0, num_chunks, run_chunk, carry)
-    cache = cache.replace(length=requests.prompt_length)
+    cache = rollback(cache, requests.prompt_length)
 
     drafter_state = drafter.prefill(
         drafter.params,

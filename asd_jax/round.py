@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from asd_jax import sampling
-from asd_jax.cache import append_tokens
+from asd_jax.cache import append_tokens, rollback
 from asd_jax.request import Requests
 from asd_jax.scoring import score_drafts
 from asd_jax.sharding import is_any
@@ -101,7 +101,7 @@ def decode_round(
         )
 
     # 6 roll back: the committed rows of this forward are the realised history, exceptions included
-    cache = output.cache.replace(length=position + num_committed)
+    cache = rollback(output.cache, position + num_committed)
     last = jnp.maximum(num_committed - 1, 0)
     anchor = jnp.take_along_axis(emitted, last[:, None], axis=1)[:, 0]
 

@@ -79,16 +79,19 @@ def make_mesh(
         if not is_whole or size < low or size == 0:
             also = " (or -1 for data)" if low < 0 else ""
             raise ValueError(f"mesh {name}: got {size!r}, allowed is a whole number >= 1{also}")
-    if data == -1:
-        data = len(devices) // model
-    if data * model != len(devices):
+    found = len(devices) // model if data == -1 else data
+    if found * model != len(devices):
         raise ValueError(
-            f"mesh data x model: got {data} x {model}, allowed is a product of {len(devices)}, the "
-            "number of devices"
+            f"mesh data x model: got {data} x {model} for {len(devices)} devices, allowed is "
+            + (
+                f"a model that divides {len(devices)}"
+                if data == -1
+                else f"a product of {len(devices)}"
+            )
         )
     # Auto axis types: the program of a device is written out, nothing is left to propagation.
     return jax.make_mesh(
-        (data, model), (DATA, MODEL), (jax.sharding.AxisType.Auto,) * 2, devices=devices
+        (found, model), (DATA, MODEL), (jax.sharding.AxisType.Auto,) * 2, devices=devices
     )
 
 
@@ -218,11 +221,23 @@ def is_any(mask: jax.Array, data_axis: str | None) -> jax.Array:
 
 
 def to_host(tree: PyTree) -> PyTree:
-    """Returns numpy arrays of the whole batch, on every process."""
+    """Returns numpy arrays of the whole batch, on every process; PRNG keys as their words."""
+    tree = jax.tree.map(_without_key, tree)
     leaves = jax.tree.leaves(tree)
     if all(leaf.is_fully_addressable for leaf in leaves if isinstance(leaf, jax.Array)):
         return jax.tree.map(np.asarray, tree)
     return multihost_utils.process_allgather(tree, tiled=True)
+
+
+def from_each_process(payload: bytes) -> list[bytes]:
+    """Returns, on every process, what each of them passed in, in their order."""
+    if jax.process_count() == 1:
+        return [payload]
+    sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(payload))))
+    padded = np.zeros((max(int(sizes.max()), 1),), np.uint8)
+    padded[: len(payload)] = np.frombuffer(payload, np.uint8)
+    rows = np.asarray(multihost_utils.process_allgather(padded)).astype(np.uint8)
+    return [row[:size].tobytes() for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
 def from_process_zero(payload: bytes) -> bytes:
@@ -247,6 +262,11 @@ def _place(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
         raise ValueError(f"an array lies as {leaf.sharding}, which no single process can move")
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def _without_key(leaf: Any) -> Any:
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
 
 
 def _map_key_data(function: Any, keys: jax.Array) -> jax.Array:

@@ -17,7 +17,8 @@ programs are kept in the user's cache folder (`--config.compilation_cache=off` o
 `--help` lists all fields.
 
 Exit status: 0 done; 1 some lines or requests were bad, all others are written; 2 the configuration
-or a file cannot be used; 130 interrupted (Ctrl-C or SIGTERM), finished rows are written.
+or a file cannot be used; 3 another process was lost (JAX may also abort the program), finished rows are
+written; 130 interrupted (Ctrl-C or SIGTERM), finished rows are written.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from absl import app
@@ -50,7 +51,13 @@ from asd_jax.evaluation.prompts import PromptError, PromptFile, read_prompts
 from asd_jax.evaluation.receipt import run_header
 from asd_jax.evaluation.records import OutputError, Writer, row
 from asd_jax.evaluation.summary import Tally, summary_path, write_summary
-from asd_jax.load import LoadedTarget, check_drafter, load_drafter, load_target
+from asd_jax.load import (
+    LoadedTarget,
+    check_drafter,
+    load_drafter,
+    load_target,
+    read_target_config,
+)
 from asd_jax.types import Controls, Drafter
 from experiments import command_line, processes
 from experiments import config as configs
@@ -59,7 +66,7 @@ from experiments.config import RunConfig
 from experiments.display import Display
 from experiments.fields import ConfigError
 
-_DONE, _SOME_BAD, _UNUSABLE, _INTERRUPTED = 0, 1, command_line.UNUSABLE, 130
+_DONE, _SOME_BAD, _UNUSABLE, _FAILED, _INTERRUPTED = 0, 1, command_line.UNUSABLE, 3, 130
 
 
 @dataclasses.dataclass
@@ -111,8 +118,7 @@ def run(config: RunConfig, name: str) -> int:
     processes.start(config.processes)
     mesh = processes.mesh(config.mesh, config.batch_size)
     display = Display(is_quiet=not processes.is_first())
-    prompts = read_prompts(config.prompts)
-    processes.require_same("prompts", prompts.digest)
+    prompts = processes.together(lambda: read_prompts(config.prompts))
     for problem in prompts.problems:
         display.problem(f"{config.prompts}: line {problem.line}: {problem.message}")
     selected = prompts.records[: config.limit or None]
@@ -125,7 +131,9 @@ def run(config: RunConfig, name: str) -> int:
     is_complete = False
     try:
         with _told_as_config_error():
-            _start(current)
+            header = processes.together(lambda: _identify(current))
+            processes.require_same(_comparable(header))
+            _start(current, header)
         display.line("output", str(output))
         wanted = {(prompt.id, arm) for prompt in selected for arm in config.arms}
         if not wanted <= writer.done:
@@ -144,6 +152,11 @@ def run(config: RunConfig, name: str) -> int:
         current.finish("interrupted")
         display.interrupted(len(writer.done), writer.path)
         raise
+    except jax.errors.JaxRuntimeError as error:
+        reason = (str(error).splitlines() or ["unknown error of the backend"])[0]
+        display.problem(f"the run has stopped: another process or its devices failed: {reason}")
+        current.finish("failed")
+        return _FAILED
     finally:
         display.stop()
         writer.close(keep_empty=is_complete)
@@ -185,19 +198,29 @@ def _drafter_options(config: RunConfig) -> dict[str, Any]:
     return {"num_draft_tokens": config.num_draft_tokens, **options}
 
 
-def _start(current: _Run) -> None:
-    """Identifies the target, checks sizes against it and begins or takes up the output."""
+def _identify(current: _Run) -> dict[str, Any]:
+    """Identifies target and drafter, checks sizes against them and describes the run."""
     config = current.config
     source = open_checkpoint(resolve(config.target))
     drafter = check_drafter(config.drafter, target=source, **_drafter_options(config))
-    configs.check_context(config, int(source.config.get("max_position_embeddings") or 2048))
-    header = run_header(
+    configs.check_context(config, read_target_config(source).max_position)
+    return run_header(
         dataclasses.asdict(config),
         target=source.digest(),
         drafter=drafter,
         prompts=current.prompts.digest,
         num_prompts=len(current.prompts.records),
     )
+
+
+def _comparable(header: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parts of a header in which all processes must agree."""
+    config = {name: value for name, value in header["config"].items() if name != "processes"}
+    return {**config, **{part: header[part] for part in ("target", "drafter", "prompts")}}
+
+
+def _start(current: _Run, header: dict[str, Any]) -> None:
+    """Begins or takes up the output."""
     processes.start_output(current.writer, header)
     for resumed in current.writer.resumed_rows:
         current.tally.add_row(resumed)
@@ -324,15 +347,22 @@ def main(argv: list[str]) -> int:
     # A SIGTERM from a scheduler ends a run as cleanly as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return run(*command_line.checked_config(configs.SCHEMA))
+        status = run(*command_line.checked_config(configs.SCHEMA))
     except (ConfigError, PromptError, OutputError, OSError) as error:
         command_line.complain(str(error))
-        return _UNUSABLE
+        status = _UNUSABLE
     except KeyboardInterrupt:
-        sys.stdout.flush()
-        sys.stderr.flush()
         # A program may still be running on the device; Python would wait for its thread.
-        os._exit(_INTERRUPTED)
+        _leave(_INTERRUPTED)
+    if status in (_UNUSABLE, _FAILED) and processes.are_several():
+        _leave(status)  # JAX would wait for the other processes
+    return status
+
+
+def _leave(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,21 @@ gathered, so that every process can prepare the next turn of a conversation.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
 from asd_jax.evaluation.records import OutputError, Writer
-from asd_jax.sharding import from_process_zero, make_mesh
+from asd_jax.sharding import from_each_process, from_process_zero, make_mesh
 from experiments.config import MeshConfig, ProcessesConfig
 from experiments.fields import ConfigError
+
+T = TypeVar("T")
+_TIMEOUT = 30  # seconds after which a process that does not answer is lost
 
 
 def start(config: ProcessesConfig) -> None:
@@ -32,15 +36,36 @@ def start(config: ProcessesConfig) -> None:
         jax.config.update("jax_num_cpu_devices", config.cpu_devices)
     if config.coordinator is None:
         return
+    # JAX's preemption service would take over SIGTERM, which is to end the run as Ctrl-C does.
+    jax.config.update("jax_enable_preemption_service", False)
+    is_auto = config.coordinator == "auto"
     try:
-        if config.coordinator == "auto":
-            jax.distributed.initialize()
-        else:
-            jax.distributed.initialize(config.coordinator, config.count, config.index)
-    except (RuntimeError, ValueError) as error:
+        if config.index == 0 and not is_auto:
+            _require_free_port(config.coordinator)
+        jax.distributed.initialize(
+            None if is_auto else config.coordinator,
+            config.count,
+            config.index,
+            heartbeat_timeout_seconds=_TIMEOUT,
+            shutdown_timeout_seconds=_TIMEOUT,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
         raise ConfigError(
             f"processes.coordinator: got {config.coordinator!r}, cannot join: {error}"
         ) from error
+
+
+def _require_free_port(coordinator: str) -> None:
+    """Raises an OSError where the coordinator cannot listen: JAX itself would crash."""
+    port = int(coordinator.rpartition(":")[2])
+    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", port))
+
+
+def are_several() -> bool:
+    """Returns whether this process has joined others."""
+    return jax.distributed.is_initialized()
 
 
 def is_first() -> bool:
@@ -78,32 +103,69 @@ def decided_by_first(decide: Callable[[], Any]) -> Any:
       decide: Called on process 0 only; returns something that JSON can hold.
 
     Raises:
-      OutputError: On every process, if it was raised on process 0.
+      OutputError: On every process, if anything was raised on process 0; there the error itself.
     """
     if jax.process_count() == 1:
         return decide()
     told: dict[str, Any] = {}
+    own: Exception | None = None
     if is_first():
         try:
             told = {"value": decide()}
-        except OutputError as error:
-            told = {"error": str(error)}
+        except Exception as error:  # whatever it is, the others are waiting
+            own, told = error, {"error": str(error)}
     told = json.loads(from_process_zero(json.dumps(told).encode()))
+    if own is not None:
+        raise own
     if "error" in told:
         raise OutputError(told["error"])
     return told["value"]
 
 
-def require_same(name: str, value: str) -> None:
-    """Checks that all processes read the same.
+def together(act: Callable[[], T]) -> T:
+    """Does the same on every process; if it fails on one of them, it fails on all.
+
+    Args:
+      act: Called on every process.
 
     Raises:
-      ConfigError: On the processes that read something else than process 0. They leave, which
-        ends the run.
+      ConfigError: It failed on another process, which is named; the own error where it failed here.
     """
-    first = decided_by_first(lambda: value)
-    if first != value:
-        raise ConfigError(f"{name}: differs from that of process 0")
+    if jax.process_count() == 1:
+        return act()
+    own: Exception | None = None
+    try:
+        value = act()
+    except Exception as error:  # whatever it is, the others must not wait for this process
+        own = error
+    problems = from_each_process(b"" if own is None else str(own).encode() or b"failed")
+    if own is not None:
+        raise own
+    failed = [(index, text.decode()) for index, text in enumerate(problems) if text]
+    if failed:
+        raise ConfigError("\n".join(f"process {index}: {text}" for index, text in failed))
+    return value
+
+
+def require_same(what: Mapping[str, Any]) -> None:
+    """Checks that all processes have the same before them.
+
+    Args:
+      what: By name, made of JSON types.
+
+    Raises:
+      ConfigError: On every process, naming what differs.
+    """
+    texts = {name: json.dumps(value, sort_keys=True) for name, value in what.items()}
+    everyone = [json.loads(one) for one in from_each_process(json.dumps(texts).encode())]
+    problems = [
+        f"{name}: process {index} has {other[name]}, process 0 has {everyone[0][name]}"
+        for index, other in enumerate(everyone)
+        for name in texts
+        if other[name] != everyone[0][name]
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 class Follower:
@@ -112,7 +174,7 @@ class Follower:
     Attributes:
       path: Of the output.
       done: As in `Writer`.
-      resumed_rows: None: only process 0 counts.
+      resumed_rows: Empty: only process 0 counts them.
     """
 
     def __init__(self, path: Path) -> None:

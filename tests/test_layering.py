@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "checkpoints": frozenset({"types", "sharding"}),
     "tokenizer": frozenset({"types"}),
     "drafters": frozenset({"types", "models", "cache", "sampling", "scoring", "sharding"}),
-    "decode": frozenset({"types", "sharding", "request", "state", "round"}),
+    "decode": frozenset({"types", "sharding", "cache", "request", "state", "round"}),
 }
 MAY_IMPORT |= dict.fromkeys(("load", "training", "evaluation"), frozenset(MAY_IMPORT))
 MAY_IMPORT["footprint"] = MAY_IMPORT["load"] | {"load"}

@@ -25,7 +25,7 @@ from asd_jax import (
     save_target,
 )
 from asd_jax.checkpoints.source import CheckpointError
-from asd_jax.load.layout import flat_params
+from asd_jax.models.parameters import flat_params
 from tests import tiny
 
 CONFIG = DecodeConfig(num_draft_tokens=3, max_new_tokens=12, max_len=40)

@@ -28,8 +28,9 @@ from asd_jax import (
     sharding,
     strict,
 )
-from asd_jax.load.layout import Layout, flat_params
+from asd_jax.load.layout import Layout
 from asd_jax.models.layers import Linear
+from asd_jax.models.parameters import flat_params
 from asd_jax.scoring import score_drafts
 from tests import tiny
 
@@ -267,8 +268,9 @@ def test_sizes_that_a_mesh_cannot_divide_are_named(checkpoint, tmp_path):
         (dict(data=0), "mesh data: got 0"),
         (dict(model=-1), "mesh model: got -1"),
         (dict(data=2.0), "mesh data: got 2.0"),
-        (dict(data=3, model=2), "got 3 x 2, allowed is a product of 8"),
-        (dict(data=-1, model=3), "got 2 x 3, allowed is a product of 8"),
+        (dict(data=3, model=2), "got 3 x 2 for 8 devices, allowed is a product of 8"),
+        (dict(data=-1, model=3), "got -1 x 3 for 8 devices, allowed is a model that divides 8"),
+        (dict(data=-1, model=16), "got -1 x 16 for 8 devices"),
     ],
 )
 def test_meshes_that_cannot_be(sizes, message):
@@ -302,3 +304,21 @@ def test_shard_params_places_host_arrays():
     assert {shard.data.shape for shard in first.addressable_shards} == {(2,)}
     assert {shard.data.shape for shard in second.addressable_shards} == {(3, 2)}
     np.testing.assert_array_equal(first, np.arange(8.0))
+
+
+def test_a_donated_state_and_meshes_that_differ_are_refused(checkpoint):
+    loop = sys.modules["asd_jax.decode"]
+    target = target_on(checkpoint, 1, 1)
+    state = loop.prefill(target, script(checkpoint), requests(), CONFIG)
+    loop.run_rounds(target, script(checkpoint), asd(), requests(), CONFIG, state, 1)
+    with pytest.raises(ValueError, match="state: it was donated"):
+        loop.run_rounds(target, script(checkpoint), asd(), requests(), CONFIG, state, 1)
+    elsewhere = drafter_on(checkpoint, 2, 4)
+    for data, model in ((1, 1), (4, 2)):
+        with pytest.raises(ValueError, match="drafter scripted: lies on the mesh .*'model': 4"):
+            decode(target_on(checkpoint, data, model), elsewhere, asd(), requests(), CONFIG)
+
+
+def test_to_host_gives_the_words_of_keys():
+    host = sharding.to_host(sampling_params(2, seed=[1, 2]))
+    assert host.key.shape == (2, 2) and host.key.dtype == np.uint32

@@ -17,9 +17,9 @@ def read_corpus(path: str | Path, target_digest: str) -> list[list[int]]:
       ValueError: The file is no output file or was made with another target, naming both.
       OSError: It cannot be read.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = Path(path).read_bytes().split(b"\n")  # texts may hold other line ends
     try:
-        header, *rows = [json.loads(line) for line in lines]
+        header, *rows = [json.loads(line) for line in lines if line]
         made_with = header["run"]["target"]["digest"]
         answers = {tuple(int(i) for i in row["token_ids"]): None for row in rows}
     except (ValueError, KeyError, TypeError) as error:

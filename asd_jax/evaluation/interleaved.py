@@ -149,6 +149,8 @@ def run(
                 result = runner.timed(arm, requests, config, clock)
                 conversations.take(rows, result)
         except jax.errors.JaxRuntimeError as error:  # above all: out of memory
+            if jax.process_count() > 1:
+                raise  # the processes are no longer in step, or one of them is gone
             reason = (str(error).splitlines() or ["unknown error of the backend"])[0]
             conversations.fail_all(f"the device failed: {reason}")
         answers = conversations.answers()

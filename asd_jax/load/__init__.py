@@ -2,7 +2,13 @@
 
 from asd_jax.load.drafter import check_drafter, load_drafter
 from asd_jax.load.layout import Layout, target_layout
-from asd_jax.load.target import LoadedTarget, default_dtype, load_target, save_target
+from asd_jax.load.target import (
+    LoadedTarget,
+    default_dtype,
+    load_target,
+    read_target_config,
+    save_target,
+)
 
 __all__ = [
     "LoadedTarget",
@@ -11,6 +17,7 @@ __all__ = [
     "default_dtype",
     "load_drafter",
     "load_target",
+    "read_target_config",
     "save_target",
     "target_layout",
 ]

@@ -24,9 +24,10 @@ from asd_jax.drafters.draft_model import draft_model
 from asd_jax.drafters.family import DrafterFamily, DrafterOptions, TargetFacts
 from asd_jax.drafters.ngram import ngram
 from asd_jax.drafters.none import no_drafter
-from asd_jax.load.layout import Layout, flat_params
+from asd_jax.load.layout import Layout
 from asd_jax.load.target import LoadedTarget, ProgressFn, load_target, read_target_config
 from asd_jax.models import MODELS
+from asd_jax.models.parameters import flat_params
 from asd_jax.models.transformer import TransformerConfig
 from asd_jax.sharding import Partition
 from asd_jax.tokenizer import IdsOnly, Tokenizer

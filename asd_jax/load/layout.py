@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from asd_jax import sharding
 from asd_jax.checkpoints.source import CheckpointError, TensorSource
+from asd_jax.models.parameters import flat_params
 from asd_jax.models.transformer import (
     PARAM_AXES,
     DeviceShare,
@@ -141,11 +142,6 @@ def target_layout(config: TransformerConfig, dtype: Any, mesh: Mesh | None) -> L
         dtype,
         mesh,
     )
-
-
-def flat_params(params: Any) -> dict[str, Any]:
-    """Returns the parameters of a module by path."""
-    return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(params)}
 
 
 def _axes_of(path: str, axes: ParamAxes) -> tuple[str | None, ...]:

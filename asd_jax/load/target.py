@@ -17,8 +17,9 @@ from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.checkpoints.orbax_io import read_metadata, restore_params, save_params
 from asd_jax.checkpoints.placement import place_tensors
 from asd_jax.checkpoints.source import CheckpointError, CheckpointSource
-from asd_jax.load.layout import Layout, flat_params, target_layout
+from asd_jax.load.layout import Layout, target_layout
 from asd_jax.models import MODELS, ModelFamily
+from asd_jax.models.parameters import flat_params
 from asd_jax.models.transformer import TransformerConfig, as_target
 from asd_jax.tokenizer import Tokenizer
 from asd_jax.types import Target

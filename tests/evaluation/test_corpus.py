@@ -18,6 +18,9 @@ def write(path, *rows, digest="d"):
 def test_every_answer_counts_once_and_empty_ones_not_at_all(tmp_path):
     path = write(tmp_path / "out.jsonl", [1, 2], [3], [1, 2], [])
     assert read_corpus(path, "d") == [[1, 2], [3]]
+    with path.open("a") as file:  # a text with a line separator of its own
+        file.write('{"token_ids": [4], "text": "one\u2028two"}\n')
+    assert read_corpus(path, "d") == [[1, 2], [3], [4]]
 
 
 def test_outputs_of_another_target_are_refused(tmp_path):

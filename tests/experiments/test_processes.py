@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -29,22 +31,30 @@ def rows_of(path: Path) -> dict[str, dict]:
     return {row["id"]: row for row in lines[1:]}
 
 
-def run_two(cli, **fields):
-    """Runs two processes of four devices each; returns (status, stdout, stderr) of both."""
+def start_two(cli, second=None, **fields):
+    """Starts two processes of four devices each; `second` holds other fields of process 1."""
     address = f"localhost:{free_port()}"
-    started = [
+    return [
         cli.start(
-            **COMMON,
-            mesh__data=4,
-            mesh__model=2,
-            processes__coordinator=address,
-            processes__count=2,
-            processes__index=index,
-            processes__cpu_devices=4,
-            **fields,
+            **COMMON
+            | fields
+            | (second or {} if index else {})
+            | dict(
+                mesh__data=4,
+                mesh__model=2,
+                processes__coordinator=address,
+                processes__count=2,
+                processes__index=index,
+                processes__cpu_devices=4,
+            )
         )
         for index in range(2)
     ]
+
+
+def run_two(cli, second=None, **fields):
+    """Runs two processes to their end; returns (status, stdout, stderr) of both."""
+    started = start_two(cli, second, **fields)
     ended = [process.communicate(timeout=300) for process in started]
     return [(p.returncode, *streams) for p, streams in zip(started, ended, strict=True)]
 
@@ -93,6 +103,67 @@ def test_two_processes_write_one_file_and_take_it_up_again(cli, expected):
     assert_same(rows_of(cli.folder / "two.jsonl"), expected)
     run = json.loads((cli.folder / "two.jsonl").read_text().splitlines()[0])["run"]
     assert run["device"]["processes"] == 2 and run["device"]["count"] == 8
+
+
+def test_processes_with_other_files_or_fields_all_end_with_a_message(cli, expected):
+    (cli.folder / "other.jsonl").write_text(json.dumps(PROMPTS[0]) + "\n")
+    for change, words in (
+        (dict(prompts="other.jsonl"), "prompts: process 1 has"),
+        (dict(prompts="missing.jsonl"), "missing.jsonl: no such file"),
+        (dict(max_new_tokens=5), "max_new_tokens: process 1 has 5, process 0 has 24"),
+    ):
+        ends = run_two(cli, second=change, output="never.jsonl")
+        assert [status for status, _, _ in ends] == [2, 2], ends
+        assert all(words in stderr for _, _, stderr in ends), ends
+        assert not (cli.folder / "never.jsonl").exists()
+
+
+def test_a_port_in_use_ends_with_a_message(cli, expected):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        status, _, stderr = cli.run(
+            **COMMON,
+            processes__coordinator=f"localhost:{taken.getsockname()[1]}",
+            processes__count=2,
+            processes__index=0,
+        )
+    assert status == 2
+    assert "processes.coordinator: got" in stderr and "in use" in stderr
+
+
+def wait_for_rows(path: Path, count: int, process) -> None:
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.exists() and len(path.read_bytes().split(b"\n")) > count + 1:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no {count} rows; process ended with {process.poll()}")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_rows_survive_a_lost_process_and_the_run_goes_on(cli, expected, killed):
+    """SIGTERM to process 0 ends it as Ctrl-C does; a lost process ends the other one soon."""
+    many = [{"id": f"m{i}", "prompt": "abcabc" * 3} for i in range(300)]
+    (cli.folder / "many.jsonl").write_text("\n".join(map(json.dumps, many)))
+    output = f"killed{killed}.jsonl"
+    started = start_two(cli, prompts="many.jsonl", output=output)
+    wait_for_rows(cli.folder / output, 4, started[0])
+    started[killed].send_signal(signal.SIGTERM if killed == 0 else signal.SIGKILL)
+    begun = time.monotonic()
+    ended = [process.communicate(timeout=120) for process in started]
+    assert time.monotonic() - begun < 100
+    if killed == 0:
+        assert started[0].returncode == 130, ended
+    elif started[0].returncode == 3:  # an exchange failed, and the run could say so
+        assert "another process or its devices failed" in ended[0][1]
+        summary = json.loads((cli.folder / output).with_suffix(".summary.json").read_text())
+        assert summary["status"] == "failed" and not summary["failures"]
+    else:  # JAX noticed first, and ends the process
+        assert started[0].returncode == -signal.SIGABRT
+    assert started[1].returncode != 0
+    rows = rows_of(cli.folder / output)
+    assert 4 <= len(rows) < 300
 
 
 @pytest.mark.parametrize(
