@@ -17,8 +17,8 @@ programs are kept in the user's cache folder (`--config.compilation_cache=off` o
 `--help` lists all fields.
 
 Exit status: 0 done; 1 some lines or requests were bad, all others are written; 2 the configuration
-or a file cannot be used; 3 another process was lost (JAX may also abort the program), finished rows are
-written; 130 interrupted (Ctrl-C or SIGTERM), finished rows are written.
+or a file cannot be used; 3 another process was lost (JAX may also abort the program); 130
+interrupted (Ctrl-C or SIGTERM). Finished rows are written whatever happens.
 """
 
 from __future__ import annotations
