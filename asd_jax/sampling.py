@@ -26,6 +26,9 @@ from asd_jax.scoring import score_drafts
 _NOISE_STREAM = 0
 _RULE_STREAM = 1
 
+# Below it two logits of one row, divided by the temperature, may both become infinite.
+_MIN_TEMPERATURE = 1e-6
+
 
 class SamplingParams(struct.PyTreeNode):
     """How each request draws its tokens. All leaves are traced, [B].
@@ -67,7 +70,7 @@ def sampling_params(
 
     Args:
       batch: B.
-      temperature: >= 0, finite.
+      temperature: 0, or 1e-6 and more, finite.
       top_k: >= 0.
       top_p: In (0, 1].
       seed: Whole numbers in [0, 2**63).
@@ -81,6 +84,12 @@ def sampling_params(
     low, high = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
     seeds = _column("seed", seed, batch, np.int64, 0, 2**63 - 1)
     temperatures = _column("temperature", temperature, batch, np.float32, 0, high)
+    host = np.asarray(temperature)
+    if np.any((host > 0) & (host < _MIN_TEMPERATURE)):
+        raise ValueError(
+            f"temperature: got {temperature!r}, allowed is 0 (greedy) or a number in "
+            f"[{_MIN_TEMPERATURE}, {high}]"
+        )
     return SamplingParams(
         temperature=jnp.asarray(temperatures),
         top_k=jnp.asarray(_column("top_k", top_k, batch, np.int32, 0, 2**31 - 1)),

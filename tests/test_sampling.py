@@ -302,6 +302,8 @@ def test_a_value_out_of_range_is_refused_by_field_and_value(field, value):
         ("seed", 2**63),
         ("temperature", "warm"),
         ("temperature", 1e39),
+        ("temperature", 9.9e-7),
+        ("temperature", [0.0, 1.2e-38]),
         ("top_p", 1e-60),
         ("temperature", [1.0, 0.5, 0.2]),
     ],
@@ -309,6 +311,14 @@ def test_a_value_out_of_range_is_refused_by_field_and_value(field, value):
 def test_a_value_that_would_be_changed_silently_is_refused_by_field(field, value):
     with pytest.raises(ValueError, match=field):
         sampling_params(2, **{field: value})
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e30])
+def test_the_smallest_temperature_keeps_the_best_of_large_logits(size):
+    params = params_of(temperature=1e-6)
+    logits = size * np.asarray([[0.5, 1.0, 0.999, -1.0]], np.float32)
+    clean, noisy = perturbed(logits, params, jnp.int32(0))
+    assert np.isfinite(clean).all() and np.argmax(noisy) == 1
 
 
 def test_one_value_serves_all_requests_and_lists_give_each_its_own():
