@@ -7,6 +7,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from asd_jax.models.ranges import (
+    MAX_LAYERS,
+    MAX_NUMBER,
+    MAX_WHOLE,
+    MIN_POSITIVE,
+    is_number,
+    is_whole,
+    shown,
+)
 from asd_jax.models.rope import KINDS, RopeConfig
 from asd_jax.models.transformer import TransformerConfig
 
@@ -21,26 +30,34 @@ class ConfigFields:
 
     config: Mapping[str, Any]
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        """Returns a whole number >= 1.
+    def whole(self, name: str, default: int | None = None, *, high: int = MAX_WHOLE) -> int:
+        """Returns a whole number in 1..high.
 
         Raises:
           ValueError: The field is missing without a default, or not such a number.
         """
         value = self._value(name, default, "a whole number >= 1")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"config field {name}: got {value!r}, allowed is a whole number >= 1")
-        return value
+        if not is_whole(value, 1, high):
+            raise ValueError(
+                f"config field {name}: got {shown(value)}, allowed is a whole number >= 1 and <= "
+                f"{high}"
+            )
+        return int(value)
 
-    def positive(self, name: str, default: float | None = None) -> float:
-        """Returns a number > 0.
+    def positive(
+        self, name: str, default: float | None = None, *, high: float = MAX_NUMBER
+    ) -> float:
+        """Returns a number > 0 that float32 holds.
 
         Raises:
           ValueError: The field is missing without a default, or not such a number.
         """
         value = self._value(name, default, "a number > 0")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise ValueError(f"config field {name}: got {value!r}, allowed is a number > 0")
+        if not is_number(value, MIN_POSITIVE, high):
+            raise ValueError(
+                f"config field {name}: got {shown(value)}, allowed is a number > 0, from "
+                f"{MIN_POSITIVE:.3g} to {high:.3g}"
+            )
         return float(value)
 
     def _value(self, name: str, default: Any, needed: str) -> Any:
@@ -60,7 +77,7 @@ class ConfigFields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ValueError(f"config field {name}: got {value!r}, allowed is true or false")
+            raise ValueError(f"config field {name}: got {shown(value)}, allowed is true or false")
         return value
 
     def require_off(self, *names: str) -> None:
@@ -72,8 +89,8 @@ class ConfigFields:
         for name in names:
             if self.config.get(name):
                 raise ValueError(
-                    f"config field {name}: got {self.config[name]!r}, allowed is null or false "
-                    "(not implemented for this architecture)"
+                    f"config field {name}: got {shown(self.config[name])}, allowed is null or "
+                    "false (not implemented for this architecture)"
                 )
 
     def rope(self) -> RopeConfig:
@@ -83,43 +100,52 @@ class ConfigFields:
           ValueError: An unknown type, a missing or impossible field of it, or two spellings that
             contradict each other.
         """
-        spellings = [self.config.get(name) for name in ("rope_parameters", "rope_scaling")]
-        ropes = [self._rope(spelling) for spelling in spellings if spelling] or [self._rope({})]
+        names = ("rope_parameters", "rope_scaling")
+        spellings = {name: self.config.get(name) for name in names}
+        ropes = [
+            self._rope(name, spelling)
+            for name, spelling in spellings.items()
+            if spelling != {} and spelling is not None
+        ] or [self._rope(names[0], {})]
         if ropes[0] != ropes[-1]:
-            raise ValueError(
-                f"config fields rope_parameters and rope_scaling: got {spellings[0]!r} and "
-                f"{spellings[1]!r}, allowed is one of them, or two that say the same"
-            )
+            raise _contradiction(spellings)
         return ropes[0]
 
-    def _rope(self, spelling: Mapping[str, Any]) -> RopeConfig:
+    def _rope(self, name: str, spelling: Any) -> RopeConfig:
         """Returns the rotary embedding that one of the two fields describes."""
+        if not isinstance(spelling, Mapping):
+            raise ValueError(
+                f"config field {name}: got {shown(spelling)}, allowed is an object or null"
+            )
         merged = dict(spelling)
-        nested = [name for name, value in merged.items() if isinstance(value, Mapping)]
+        nested = [key for key, value in merged.items() if isinstance(value, Mapping)]
         if nested:
             raise ValueError(
-                f"config field rope_parameters: got one set a layer type ({', '.join(nested)}), "
+                f"config field {name}: got one set a layer type ({', '.join(map(str, nested))}), "
                 "allowed is one set for all layers"
             )
-        theta = merged.get("rope_theta", self.config.get("rope_theta"))
-        fields = ConfigFields({**merged, "rope_theta": theta})
-        kind = merged.get("rope_type", merged.get("type")) or "default"
+        fields = ConfigFields({**merged, "rope_theta": self._either(name, merged, "rope_theta")})
+        types = {key: merged[key] for key in ("rope_type", "type") if merged.get(key) is not None}
+        if len(types) == 2 and types["rope_type"] != types["type"]:
+            raise _contradiction({f"{name}.{key}": value for key, value in types.items()})
+        kind = next(iter(types.values()), "default")
         if kind not in KINDS:
             raise ValueError(
-                f"config field rope_type: got {kind!r}, allowed is one of {', '.join(KINDS)}"
+                f"config field rope_type: got {shown(kind)}, allowed is one of {', '.join(KINDS)}"
             )
-        rotated = merged.get("partial_rotary_factor", self.config.get("partial_rotary_factor"))
+        rotated = self._either(name, merged, "partial_rotary_factor")
         if rotated not in (None, 1, 1.0):
             raise ValueError(
-                f"config field partial_rotary_factor: got {rotated!r}, allowed is 1 (not "
+                f"config field partial_rotary_factor: got {shown(rotated)}, allowed is 1 (not "
                 "implemented for this architecture)"
             )
         base = RopeConfig(theta=fields.positive("rope_theta", 10000.0))
         if kind == "default":
             return base
         max_position = self._max_position()
-        name = "original_max_position_embeddings"  # in either place; the outer one holds
-        original = (self if self.config.get(name) else fields).whole(name, max_position)
+        context = "original_max_position_embeddings"  # in either place; the outer one holds
+        is_outer = self.config.get(context) is not None
+        original = (self if is_outer else fields).whole(context, max_position)
         is_factor_implied = kind == "yarn" and merged.get("factor") is None
         base = dataclasses.replace(
             base,
@@ -145,6 +171,14 @@ class ConfigFields:
             attention_factor=fields.yarn_attention_factor(base.factor),
         )
 
+    def _either(self, name: str, spelling: Mapping[str, Any], field: str) -> Any:
+        """Returns a field that stands inside the named one or beside it, None if nowhere."""
+        places = {f"{name}.{field}": spelling.get(field), field: self.config.get(field)}
+        told = [value for value in places.values() if value is not None]
+        if len(told) == 2 and told[0] != told[1]:
+            raise _contradiction(places)
+        return told[0] if told else None
+
     def yarn_attention_factor(self, factor: float) -> float:
         """Returns YaRN's scale of cosines and sines, from whichever fields a config has.
 
@@ -169,13 +203,30 @@ class ConfigFields:
 
         llama3 configs count them in `max_position_embeddings`; the others there count the context
         before stretching, or both are given and the larger holds.
+
+        Raises:
+          ValueError: More positions than int32 holds.
         """
         max_position = self._max_position()
+        stretched = max_position
         if rope.kind in ("linear", "dynamic"):
-            return int(max_position * rope.factor)
+            stretched = int(max_position * rope.factor)
         if rope.kind == "yarn":
-            return max(max_position, int(rope.original_max_position * rope.factor))
-        return max_position
+            stretched = max(max_position, int(rope.original_max_position * rope.factor))
+        if stretched > MAX_WHOLE:
+            raise ValueError(
+                f"config field factor: got {rope.factor}, which stretches the context to "
+                f"{stretched} positions, allowed is <= {MAX_WHOLE}"
+            )
+        return stretched
+
+    def num_layers(self) -> int:
+        """Returns the number of layers, bounded since they are built one by one.
+
+        Raises:
+          ValueError: As `whole`.
+        """
+        return self.whole("num_hidden_layers", high=MAX_LAYERS)
 
     def sliding_layers(self, window: int | None, first_layer: int = 0) -> tuple[int, ...]:
         """Returns the layers that see only a window, from 0.
@@ -187,14 +238,15 @@ class ConfigFields:
         Raises:
           ValueError: `layer_types` does not fit the number of layers, or has an unknown entry.
         """
-        num_layers = self.whole("num_hidden_layers")
+        num_layers = self.num_layers()
         types = self.config.get("layer_types")
         if types is None:
             return tuple(range(first_layer, num_layers)) if window is not None else ()
         allowed = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {*allowed}:
+        is_list = isinstance(types, list) and len(types) == num_layers
+        if not is_list or not all(name in allowed for name in types):
             raise ValueError(
-                f"config field layer_types: got {types!r}, allowed is a list of {num_layers} "
+                f"config field layer_types: got {shown(types)}, allowed is a list of {num_layers} "
                 f"entries out of {', '.join(allowed)}"
             )
         sliding = tuple(i for i, name in enumerate(types) if name == "sliding_attention")
@@ -223,20 +275,28 @@ class ConfigFields:
         """
         activation = self.config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
-            raise ValueError(f"config field hidden_act: got {activation!r}, allowed is 'silu'")
+            raise ValueError(f"config field hidden_act: got {shown(activation)}, allowed is 'silu'")
         num_heads, hidden_size = self.whole("num_attention_heads"), self.whole("hidden_size")
         rope = self.rope()
         return TransformerConfig(
             vocab_size=self.whole("vocab_size"),
             hidden_size=hidden_size,
-            num_layers=self.whole("num_hidden_layers"),
+            num_layers=self.num_layers(),
             num_heads=num_heads,
             num_kv_heads=self.whole("num_key_value_heads", num_heads),
             head_dim=self.whole("head_dim", max(hidden_size // num_heads, 1)),
             intermediate_size=self.whole("intermediate_size"),
-            norm_eps=self.positive("rms_norm_eps", 1e-6),
+            norm_eps=self.positive("rms_norm_eps", 1e-6, high=1.0),
             rope=rope,
             max_position=self.context_length(rope),
             tie_word_embeddings=self.flag("tie_word_embeddings", False),
             **flags,
         )
+
+
+def _contradiction(places: Mapping[str, Any]) -> ValueError:
+    got = " and ".join(shown(value) for value in places.values())
+    return ValueError(
+        f"config fields {' and '.join(places)}: got {got}, allowed is one of them, or two that say "
+        "the same"
+    )

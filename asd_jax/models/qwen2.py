@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asd_jax.models.hf_config import ConfigFields
+from asd_jax.models.ranges import MAX_WHOLE, is_whole, shown
 from asd_jax.models.transformer import TransformerConfig
 
 
@@ -36,8 +37,9 @@ def sliding_window(fields: ConfigFields) -> tuple[int | None, tuple[int, ...]]:
     is_on = fields.flag("use_sliding_window", False)
     window = fields.optional_window() if is_on else None
     first = fields.config.get("max_window_layers", 28)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+    if not is_whole(first, 0):
         raise ValueError(
-            f"config field max_window_layers: got {first!r}, allowed is a whole number >= 0"
+            f"config field max_window_layers: got {shown(first)}, allowed is a whole number >= 0 "
+            f"and <= {MAX_WHOLE}"
         )
     return window, fields.sliding_layers(window, first)

@@ -11,6 +11,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from asd_jax.models.ranges import MAX_NUMBER, MAX_WHOLE, MIN_POSITIVE, is_number, is_whole
+
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
@@ -19,9 +21,9 @@ class RopeConfig:
     """Rotary position embedding.
 
     Attributes:
-      theta: Base of the frequencies.
+      theta: Base of the frequencies, > 1.
       kind: One of `KINDS`.
-      factor: Context extension of every kind but "default".
+      factor: Context extension of every kind but "default", >= 1.
       original_max_position: The context, in tokens, that the model was first trained with; of
         "dynamic", "yarn" and "llama3".
       low_freq_factor: Of "llama3": wavelengths above original / low are divided by `factor`.
@@ -30,6 +32,10 @@ class RopeConfig:
       beta_slow: Of "yarn": features that turn at most so often are divided by `factor`.
       truncate: Of "yarn": whether the bounds between the two are rounded to whole features.
       attention_factor: Of "yarn": scale of cosines and sines, hence of logits squared.
+
+    Raises:
+      ValueError: An unknown kind, or a number that is not finite or with which the kind's formula
+        is not defined; the message names the field.
     """
 
     theta: float = 10000.0
@@ -46,6 +52,34 @@ class RopeConfig:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"rope kind: got {self.kind!r}, allowed is one of {', '.join(KINDS)}")
+        for name, low, high, allowed in (
+            ("theta", MIN_POSITIVE, MAX_NUMBER, "a number > 1"),
+            ("factor", 1.0, MAX_WHOLE, f"a number in 1..{MAX_WHOLE}"),
+            ("low_freq_factor", MIN_POSITIVE, MAX_NUMBER, "a number > 0"),
+            ("high_freq_factor", MIN_POSITIVE, MAX_NUMBER, "a number > 0"),
+            ("beta_fast", MIN_POSITIVE, MAX_NUMBER, "a number > 0"),
+            ("beta_slow", MIN_POSITIVE, MAX_NUMBER, "a number > 0"),
+            ("attention_factor", MIN_POSITIVE, MAX_NUMBER, "a number > 0"),
+        ):
+            value = getattr(self, name)
+            if not is_number(value, low, high) or (name == "theta" and value <= 1):
+                raise ValueError(
+                    f"rope {name}: got {value!r}, allowed is {allowed} that float32 holds"
+                )
+        if not is_whole(self.original_max_position):
+            raise ValueError(
+                f"rope original_max_position: got {self.original_max_position!r}, allowed is a "
+                f"whole number in 1..{MAX_WHOLE}"
+            )
+        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"rope high_freq_factor: got {self.high_freq_factor}, allowed is > low_freq_factor "
+                f"{self.low_freq_factor}"
+            )
+        if self.kind == "yarn" and self.beta_fast < self.beta_slow:
+            raise ValueError(
+                f"rope beta_fast: got {self.beta_fast}, allowed is >= beta_slow {self.beta_slow}"
+            )
 
     def inverse_frequencies(self, head_dim: int) -> tuple[float, ...]:
         """Returns the H / 2 angular frequencies in radians a position.

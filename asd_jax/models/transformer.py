@@ -11,6 +11,7 @@ from flax import nnx
 
 from asd_jax.cache import KVCache, init_cache
 from asd_jax.models.layers import MLP, Attention, RMSNorm, look_up, score_vocabulary
+from asd_jax.models.ranges import MAX_LAYERS, MAX_WHOLE, is_number, is_whole
 from asd_jax.models.rope import RopeConfig, rope_tables
 from asd_jax.sharding import Partition
 from asd_jax.types import Target, TargetOutput
@@ -65,24 +66,38 @@ class TransformerConfig:
     feature_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}, allowed is >= 1")
+        sizes = ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim")
+        for name in (*sizes, "intermediate_size", "max_position"):
+            self._require_whole(name, MAX_WHOLE)
+        self._require_whole("num_layers", MAX_LAYERS)
+        if self.sliding_window is not None:
+            self._require_whole("sliding_window", MAX_WHOLE)
+        if not is_number(self.norm_eps, high=1.0):
+            raise ValueError(f"norm_eps: got {self.norm_eps!r}, allowed is a number > 0 and <= 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_kv_heads: got {self.num_kv_heads}, allowed is a divisor of num_heads "
                 f"{self.num_heads}"
             )
-        if self.head_dim < 2 or self.head_dim % 2:
+        if self.head_dim % 2:
             raise ValueError(f"head_dim: got {self.head_dim}, allowed is an even number >= 2")
-        out_of_range = [i for i in self.feature_layers if not 0 <= i <= self.num_layers]
-        if out_of_range:
-            raise ValueError(f"feature_layers: got {out_of_range}, allowed is 0..{self.num_layers}")
-        if self.num_token_ids is not None and not 1 <= self.num_token_ids <= self.vocab_size:
+        for name, last in (
+            ("feature_layers", self.num_layers),
+            ("sliding_layers", self.num_layers - 1),
+        ):
+            wrong = [i for i in getattr(self, name) if not is_whole(i, 0, last)]
+            if wrong:
+                raise ValueError(f"{name}: got {wrong}, allowed is 0..{last} in whole numbers")
+        if self.num_token_ids is not None and not is_whole(self.num_token_ids, 1, self.vocab_size):
             raise ValueError(
                 f"num_token_ids: got {self.num_token_ids}, allowed is 1..{self.vocab_size}, the "
                 "size of the vocabulary"
             )
+
+    def _require_whole(self, name: str, high: int) -> None:
+        value = getattr(self, name)
+        if not is_whole(value, 1, high):
+            raise ValueError(f"{name}: got {value!r}, allowed is >= 1, a whole number <= {high}")
 
     def window(self, layer: int) -> int | None:
         """Returns how many tokens a token of the layer sees, or None for all before it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 
 import pytest
 
@@ -26,6 +28,7 @@ LLAMA3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
 )
+LLAMA3_FACTORS = dict(low_freq_factor=1.0, high_freq_factor=4.0)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -63,6 +66,23 @@ def without(parameters, name):
         (dict(rms_norm_eps=True), "rms_norm_eps: got True, allowed"),
         (dict(rms_norm_eps="1e-5"), "rms_norm_eps: got '1e-5', allowed"),
         (dict(hidden_act="gelu"), "hidden_act: got 'gelu', allowed is 'silu'"),
+        (dict(rms_norm_eps=10**400), "rms_norm_eps: got 1000.*, allowed is a number > 0"),
+        (dict(rms_norm_eps=math.inf), "rms_norm_eps: got inf, allowed is a number > 0"),
+        (dict(rms_norm_eps=1e-46), "rms_norm_eps: got 1e-46, allowed is a number > 0"),
+        (dict(rms_norm_eps=2.0), "rms_norm_eps: got 2.0, allowed is a number > 0, from .* to 1$"),
+        (dict(max_position_embeddings=[1]), r"max_position_embeddings: got \[1\], allowed"),
+        (dict(max_position_embeddings=10**400), "max_position_embeddings: got 1000.*, allowed"),
+        (dict(max_position_embeddings=1e30), r"max_position_embeddings: got 1e\+30, allowed"),
+        (dict(max_position_embeddings=2**31), "max_position_embeddings: got 2147483648, allowed"),
+        (dict(vocab_size=2**31), "vocab_size: got 2147483648, allowed .* and <= 2147483647"),
+        (dict(hidden_size=2**40), "hidden_size: got 1099511627776, allowed .* <= 2147483647"),
+        (dict(num_attention_heads=2**40), "num_attention_heads: got 1099511627776, allowed"),
+        (dict(num_key_value_heads=2**40), "num_key_value_heads: got 1099511627776, allowed"),
+        (dict(intermediate_size=2**40), "intermediate_size: got 1099511627776, allowed"),
+        (dict(head_dim=2**40), "head_dim: got 1099511627776, allowed"),
+        (dict(num_hidden_layers=4097), "num_hidden_layers: got 4097, allowed .* and <= 4096"),
+        (dict(num_hidden_layers=10**9), "num_hidden_layers: got 1000000000, allowed .* <= 4096"),
+        (dict(hidden_act=["silu"]), r"hidden_act: got \['silu'\], allowed is 'silu'"),
         (dict(tie_word_embeddings=1), "tie_word_embeddings: got 1, allowed is true or false"),
     ],
 )
@@ -76,6 +96,79 @@ def test_an_impossible_size_is_refused_by_every_family(model_type, change, words
     [
         (dict(rope_theta=0), "rope_theta: got 0, allowed is a number > 0"),
         (dict(rope_theta=math.nan), "rope_theta: got nan, allowed"),
+        (dict(rope_theta=math.inf), "rope_theta: got inf, allowed"),
+        (dict(rope_theta=10**400), "rope_theta: got 1000.*, allowed"),
+        (dict(rope_theta=1), "rope theta: got 1.0, allowed is a number > 1"),
+        (dict(rope_theta=1, rope_scaling=YARN), "rope theta: got 1.0, allowed is a number > 1"),
+        *[
+            (
+                {name: value},
+                rf"config field {name}: got {re.escape(repr(value))}, allowed is an object or null",
+            )
+            for name in ("rope_scaling", "rope_parameters")
+            for value in ([1], 3, True, "linear", "x", [], 0, False, "")
+        ],
+        (dict(rope_scaling={"type": ["linear"]}), r"rope_type: got \['linear'\], allowed is one"),
+        (
+            dict(rope_scaling={"type": "linear", "rope_type": "dynamic", "factor": 2.0}),
+            "rope_scaling.rope_type and rope_scaling.type: got 'dynamic' and 'linear', allowed is",
+        ),
+        *[
+            (
+                dict(rope_theta=1e4, **{name: {"rope_theta": 1e6, **more}}),
+                f"{name}.rope_theta and rope_theta: got 1000000.0 and 10000.0, allowed is one",
+            )
+            for name in ("rope_scaling", "rope_parameters")
+            for more in ({"rope_type": "default"}, YARN)
+        ],
+        (
+            dict(partial_rotary_factor=0.5, rope_parameters={"partial_rotary_factor": 1.0}),
+            "partial_rotary_factor and partial_rotary_factor: got 1.0 and 0.5, allowed is one",
+        ),
+        *[
+            (dict(rope_scaling={"type": kind, **fields}), words)
+            for kind in ("linear", "dynamic", "yarn", "llama3")
+            for fields, words in (
+                (
+                    LLAMA3_FACTORS | dict(factor=math.inf),
+                    "factor: got inf, allowed is a number > 0",
+                ),
+                (LLAMA3_FACTORS | dict(factor=10**400), "factor: got 1000.*, allowed is a number"),
+                (LLAMA3_FACTORS | dict(factor=0.5), "factor: got 0.5, allowed is a number in 1.."),
+                (LLAMA3_FACTORS | dict(factor=2.0**31), "factor: got 2147483648.0, allowed is"),
+            )
+        ],
+        *[
+            (
+                dict(rope_scaling={"type": kind, "factor": 2.0**30}),
+                "factor: got 1073741824.0, which stretches .* allowed is <= 2147483647",
+            )
+            for kind in ("linear", "dynamic", "yarn")
+        ],
+        (
+            dict(rope_scaling=without(YARN, "factor") | {"original_max_position_embeddings": 256}),
+            "factor: got 0.5, allowed is a number in 1..",
+        ),
+        (dict(rope_scaling=YARN | {"beta_fast": math.inf}), "beta_fast: got inf, allowed"),
+        (dict(rope_scaling=YARN | {"beta_slow": 1e-320}), "beta_slow: got 1e-320, allowed"),
+        (dict(rope_scaling=YARN | {"beta_fast": 0.5}), "beta_fast: got 0.5, allowed is >= beta_s"),
+        (dict(rope_scaling=YARN | {"attention_factor": math.inf}), "attention_factor: got inf, al"),
+        (
+            dict(rope_scaling=YARN | {"mscale": 3e38, "mscale_all_dim": 1e-37, "factor": 4e5}),
+            "attention_factor: got .*, allowed",
+        ),
+        (
+            dict(rope_scaling=LLAMA3 | {"high_freq_factor": 1.0}),
+            "high_freq_factor: got 1.0, allowed is > low_freq_factor 1.0",
+        ),
+        (
+            dict(rope_scaling=LLAMA3 | {"original_max_position_embeddings": 2**40}),
+            "original_max_position_embeddings: got 1099511627776, allowed",
+        ),
+        (
+            dict(rope_scaling=YARN, original_max_position_embeddings=0),
+            "original_max_position_embeddings: got 0, allowed",
+        ),
         (dict(rope_scaling={"type": "spiral"}), "rope_type: got 'spiral', allowed is one of de"),
         (dict(rope_scaling={"rope_type": "longrope", "factor": 4.0}), "rope_type: got 'longrope'"),
         (dict(rope_parameters={"rope_type": "proportional"}), "rope_type: got 'proportional'"),
@@ -125,6 +218,8 @@ def test_an_impossible_rope_is_refused(model_type, change, words):
         ("llama", dict(mlp_bias="yes"), "mlp_bias: got 'yes', allowed is true or false"),
         ("qwen3", dict(attention_bias="no"), "attention_bias: got 'no', allowed"),
         ("mistral", dict(sliding_window=0), "sliding_window: got 0, allowed is a whole number"),
+        ("mistral", dict(sliding_window=2**40), "sliding_window: got 1099511627776, allowed"),
+        ("mistral", dict(sliding_window=[6]), r"sliding_window: got \[6\], allowed"),
         ("mistral", dict(sliding_window=True), "sliding_window: got True, allowed"),
         ("qwen2", dict(use_sliding_window=1), "use_sliding_window: got 1, allowed is true or"),
         (
@@ -135,6 +230,15 @@ def test_an_impossible_rope_is_refused(model_type, change, words):
         ("qwen2", dict(max_window_layers=-1), "max_window_layers: got -1, allowed is a whole"),
         ("qwen3", dict(max_window_layers=1.0), "max_window_layers: got 1.0, allowed"),
         ("qwen3", dict(max_window_layers=True), "max_window_layers: got True, allowed"),
+        ("qwen2", dict(max_window_layers=2**40), "max_window_layers: got 1099511627776, allowed"),
+        ("qwen2", dict(max_window_layers=None), "max_window_layers: got None, allowed"),
+        (
+            "qwen3",
+            dict(layer_types=[["x"], ["y"], ["z"]]),
+            r"layer_types: got \[\['x'\].*, allowed",
+        ),
+        ("llama", dict(layer_types=[{}, 1, None]), r"layer_types: got \[\{\}, 1, None\], allowed"),
+        ("llama", dict(layer_types=["x"] * 10**5), r"layer_types: got .{200}\.\.\., allowed is a"),
         ("qwen3", dict(layer_types=[FULL] * 2), "layer_types: got .*, allowed is a list of 3"),
         ("qwen3", dict(layer_types=FULL), "layer_types: got 'full_attention', allowed is a list"),
         (
@@ -291,6 +395,47 @@ def test_original_context_and_implied_factor():
 )
 def test_attention_factor_of_yarn(fields, expected):
     assert read(rope_scaling=YARN | fields).rope.attention_factor == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        *[
+            ({name: layers}, rf"{name}: got {re.escape(repr(list(layers)))}, allowed is 0..")
+            for name in ("feature_layers", "sliding_layers")
+            for layers in ((1.5,), (True,), ("1",), (None,), (-1,), (4,), (2**40,))
+        ],
+        (dict(sliding_layers=(3,)), r"sliding_layers: got \[3\], allowed is 0..2"),
+        *[
+            ({name: value}, f"{name}: got {value!r}, allowed is >= 1")
+            for name in (
+                *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads"),
+                *("head_dim", "intermediate_size", "max_position", "sliding_window"),
+            )
+            for value in (0, 2.0, True, "2", 2**31)
+        ],
+        (dict(max_position=1e30), r"max_position: got 1e\+30, allowed is >= 1"),
+        (dict(num_layers=10**9), "num_layers: got 1000000000, allowed is >= 1, .* <= 4096"),
+        (dict(norm_eps=math.nan), "norm_eps: got nan, allowed is a number > 0"),
+        (dict(norm_eps=math.inf), "norm_eps: got inf, allowed is a number > 0"),
+        (dict(norm_eps=0.0), "norm_eps: got 0.0, allowed is a number > 0"),
+        (dict(num_token_ids=2.0), "num_token_ids: got 2.0, allowed is 1..64"),
+        (dict(num_token_ids=65), "num_token_ids: got 65, allowed is 1..64"),
+    ],
+)
+def test_sizes_that_are_no_whole_numbers_are_refused_whoever_builds_them(change, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(read(), **change)
+
+
+def test_the_largest_sizes_are_kept():
+    config = read(
+        "mistral", max_position_embeddings=2**31 - 1, sliding_window=2**31 - 1, vocab_size=2**31 - 1
+    )
+    assert {config.max_position, config.sliding_window, config.vocab_size} == {2**31 - 1}
+    assert dataclasses.replace(config, feature_layers=(0, 3)).feature_layers == (0, 3)
+    agreed = read(rope_theta=5e5, rope_scaling={"rope_theta": 500000, "rope_type": "default"})
+    assert agreed == read(rope_theta=5e5)
 
 
 def test_feature_layers_of_both_conventions():

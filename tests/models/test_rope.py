@@ -150,6 +150,61 @@ def test_an_unknown_kind_is_refused():
         RopeConfig(kind="longrope")
 
 
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "words"),
+    [
+        *[
+            (config, {name: value}, f"rope {name}: got {value!r}, allowed is a number")
+            for config in CONFIGS
+            for name in ("theta", "factor", "beta_fast", "beta_slow", "attention_factor")
+            for value in (INF, NAN, 0.0, -1.0, 1e-320, 10**400, True, "2", None)
+        ],
+        *[
+            (config, dict(theta=1.0), "rope theta: got 1.0, allowed is a number > 1")
+            for config in CONFIGS
+        ],
+        *[
+            (config, dict(factor=0.5), "rope factor: got 0.5, allowed is a number in 1")
+            for config in CONFIGS
+        ],
+        (LINEAR, dict(factor=2.0**31), "rope factor: got 2147483648.0, allowed is a number in 1.."),
+        (LLAMA3, dict(high_freq_factor=0.5), "rope high_freq_factor: got 0.5, allowed is > low"),
+        (LLAMA3, dict(high_freq_factor=0.25), "rope high_freq_factor: got 0.25, allowed is > low"),
+        (LLAMA3, dict(low_freq_factor=0.0), "rope low_freq_factor: got 0.0, allowed is a number"),
+        (LLAMA3, dict(high_freq_factor=INF), "rope high_freq_factor: got inf, allowed is a number"),
+        (YARN, dict(beta_fast=0.25), "rope beta_fast: got 0.25, allowed is >= beta_slow 0.5"),
+        *[
+            (YARN, dict(original_max_position=value), f"original_max_position: got {value!r}, allo")
+            for value in (0, 1e30, 64.0, 2**31, True)
+        ],
+    ],
+)
+def test_numbers_without_a_meaning_are_refused(config, change, words):
+    with pytest.raises(ValueError) as caught:
+        dataclasses.replace(config, **change)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RopeConfig(theta=3e38),
+        dataclasses.replace(LINEAR, factor=1.0),
+        dataclasses.replace(DYNAMIC, theta=1.0001, factor=2.0**31 - 1),
+        dataclasses.replace(LLAMA3, low_freq_factor=1e-37, high_freq_factor=1e38),
+        dataclasses.replace(YARN, theta=1.0001, beta_fast=1e38, beta_slow=1.2e-38),
+        dataclasses.replace(YARN, beta_fast=0.5, truncate=False),
+        dataclasses.replace(YARN, original_max_position=2**31 - 1, factor=2.0**31 - 1),
+    ],
+)
+def test_the_extremes_that_are_allowed_give_finite_tables(config):
+    for table in tables(config, [0, 1, 2**31 - 2]):
+        assert np.isfinite(table).all()
+
+
 def test_rope_rotates_pairs_by_position_times_frequency():
     cos, sin = rope_tables(RopeConfig(theta=100.0), 4, jnp.asarray([0, 3], jnp.int32))
     x = jnp.asarray([[1.0, 2.0, 3.0, 4.0]]).T[None]
