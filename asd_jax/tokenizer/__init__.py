@@ -34,8 +34,12 @@ def from_checkpoint(source: TokenizerSource) -> Tokenizer:
     """
     directory = source.tokenizer.get("directory")
     if directory is not None and without_tokenizer(Path(directory)):
-        if not isinstance(source.config.get("vocab_size"), int):
-            raise ValueError(f"{source.path}: has neither a tokenizer nor a vocab_size")
+        size = source.config.get("vocab_size")
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(
+                f"{source.path}: has no tokenizer, and vocab_size: got {size!r}, allowed then is a "
+                "whole number >= 1"
+            )
         return ids_only(source.config, source.generation_config, Path(source.path))
     tokenizer = from_gguf(source) if directory is None else from_hf(directory)
     vocab_size = source.config.get("vocab_size")

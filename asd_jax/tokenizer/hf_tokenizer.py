@@ -29,9 +29,9 @@ def from_hf(directory: str | Path) -> Tokenizer:
         id that the vocabulary lacks; the message names the file and the field.
     """
     directory = Path(directory)
-    backend = _read_backend(directory / "tokenizer.json")
     path = directory / "tokenizer_config.json"
-    config = read_json(path)
+    config = read_json(path)  # first: where it is damaged, that is what must be mended
+    backend = _read_backend(directory / "tokenizer.json")
     _add_declared_tokens(backend, config.get("added_tokens_decoder"), path)
     special = _special_tokens(config, path)
     named = {
@@ -80,7 +80,9 @@ def _add_declared_tokens(backend: tokenizers.Tokenizer, declared: Any, path: Pat
         raise ValueError(f"{field}: must be an object of id -> object with content")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     # The library numbers new tokens in the order in which they come.
-    for index, entry in sorted((int(index), entry) for index, entry in entries.items()):
+    for index, entry in sorted(
+        ((int(index), entry) for index, entry in entries.items()), key=lambda item: item[0]
+    ):
         content = entry["content"]
         if content not in known:
             flags = {name: bool(entry[name]) for name in _ADDED_FLAGS if name in entry}

@@ -15,9 +15,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
+        value = json.loads(text)
+    except ValueError as error:  # of syntax, or a number of thousands of digits
         raise ValueError(f"{path}: invalid JSON: {error}") from error
     except RecursionError as error:
         raise ValueError(f"{path}: invalid JSON: nested too deeply") from error
@@ -30,9 +31,11 @@ def read_text(path: Path) -> str:
     """Returns the text of a file.
 
     Raises:
-      ValueError: It is not UTF-8.
+      ValueError: It is not UTF-8, or cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error

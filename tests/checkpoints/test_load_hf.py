@@ -225,7 +225,19 @@ def test_blocks_of_a_read_join_without_a_seam(tmp_path, monkeypatch):
     np.testing.assert_array_equal(tensor.read(), arrays()["model.embed_tokens.weight"])
 
 
-@pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 3}, {"a": "../other.safetensors"}])
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        None,
+        [],
+        {},
+        {"a": 3},
+        {"a": "../other.safetensors"},
+        {"a": ""},
+        {"a": 256 * "x"},
+        {"a": "\ud800" * 86},
+    ],
+)
 def test_a_weight_map_of_the_wrong_form(tmp_path, weight_map):
     path = model_dir(tmp_path / "m", weights=False)
     index = path / "model.safetensors.index.json"
@@ -237,7 +249,15 @@ def test_a_weight_map_of_the_wrong_form(tmp_path, weight_map):
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"{", "invalid JSON"), (b"\xff", "invalid JSON"), (b"[1]", "expected a JSON object, got")],
+    [
+        (b"{", "invalid JSON"),
+        (b"\xff", "invalid JSON"),
+        (b"[1]", "expected a JSON object, got"),
+        (b"[" * 100_000, "invalid JSON: nested too deeply"),
+        (b'{"a":' * 100_000, "invalid JSON: nested too deeply"),
+        (b'{"a": ' + b"1" * 5000 + b"}", "invalid JSON: "),
+    ],
+    ids=["open", "bytes", "list", "lists", "objects", "digits"],
 )
 def test_invalid_json_is_named(tmp_path, name, content, message):
     path = model_dir(tmp_path / "m")

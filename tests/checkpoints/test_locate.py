@@ -42,6 +42,27 @@ def test_a_missing_local_path_is_not_sent_to_the_hub(monkeypatch, name):
         resolve(name)
 
 
+@pytest.mark.parametrize("name", ["", " ", "\t\n"])
+@pytest.mark.parametrize("kind", ["target", "drafter"])
+def test_an_empty_name_is_no_path(tmp_path, monkeypatch, name, kind):
+    monkeypatch.chdir(model_dir(tmp_path / "m"))
+    with pytest.raises(CheckpointError) as caught:
+        resolve(name, kind=kind)
+    assert f"path_or_id: got {name!r}, allowed is a GGUF file, a Hugging Face directory" in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "./" + "x" * 5000, "a/b/" * 2000, "~no-such-user/model", "a\0b"]
+)
+def test_a_name_that_no_path_can_have_is_named_in_short(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(CheckpointError, match="no such file or directory, and not a hub") as caught:
+        resolve(name)
+    assert str(caught.value).startswith(name[:200]) and len(str(caught.value)) < 500
+
+
 def test_a_path_object_is_not_sent_to_the_hub(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="org/gone: no such file or directory"):

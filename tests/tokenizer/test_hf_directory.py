@@ -77,6 +77,34 @@ def test_bad_hf_tokenizers_are_named(tmp_path):
         from_hf(path)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "expected a JSON object, got list"),
+        ("3", "expected a JSON object, got int"),
+        ("{", "invalid JSON"),
+        ("[" * 100_000, "invalid JSON: nested too deeply"),
+        ('{"a": ' + "1" * 5000 + "}", "invalid JSON: "),
+    ],
+    ids=["list", "number", "open", "nested", "digits"],
+)
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_damaged_tokenizer_config_is_what_is_named(tmp_path, content, message, has_tokenizer):
+    path = hf_dir(tmp_path / "m")
+    (path / "tokenizer_config.json").write_text(content)
+    if not has_tokenizer:
+        (path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=rf"tokenizer_config\.json: {message}"):
+        from_checkpoint(hf_source(path))
+
+
+@pytest.mark.parametrize("size", [None, "9", 0, -5, True, 9.0])
+def test_without_a_tokenizer_there_must_be_a_vocabulary(tmp_path, size):
+    source = hf_source(tmp_path, vocab_size=size)
+    with pytest.raises(ValueError, match=f"has no tokenizer, and vocab_size: got {size!r}, allow"):
+        from_checkpoint(source)
+
+
 def test_chat_templates_of_every_form(tmp_path):
     message = [{"role": "user", "content": "hi"}]
     path = hf_dir(tmp_path / "m", tokenizer_config={"chat_template": "one"})
@@ -176,6 +204,7 @@ def test_a_listed_token_that_is_in_the_vocabulary_already_becomes_whole(tmp_path
         ({"x": {"content": "a"}}, "must be an object of id -> object with content"),
         ({"1": {}}, "must be an object of id"),
         ([], "must be an object of id"),
+        ({"261": {"content": "x"}, "0261": {"content": "y"}}, "got id 261 for .*, which"),
     ],
 )
 def test_bad_added_tokens_are_named(tmp_path, listed, message):
