@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -64,6 +67,83 @@ def test_saved_weights_of_another_checkpoint_or_mesh_are_refused(checkpoint, tmp
         )
     with pytest.raises(CheckpointError, match="nothing"):
         load_target(str(checkpoint), params_from=tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("saved", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float16"])
+def test_saved_weights_are_the_checkpoints_or_refused(checkpoint, tmp_path, saved, wanted):
+    save_target(load_target(str(checkpoint), dtype=saved), tmp_path / "saved")
+    if saved not in (wanted, "float32"):
+        with pytest.raises(
+            CheckpointError, match=f"with dtype {saved}, asked for is dtype {wanted}; allowed is"
+        ):
+            load_target(str(checkpoint), dtype=wanted, params_from=tmp_path / "saved")
+        return
+    restored = load_target(str(checkpoint), dtype=wanted, params_from=tmp_path / "saved")
+    assert_same_params(load_target(str(checkpoint), dtype=wanted), restored)
+
+
+def test_a_path_of_saved_weights_that_no_path_can_have_is_named(checkpoint):
+    with pytest.raises(CheckpointError, match="xxx"):
+        load_target(str(checkpoint), params_from="x" * 5000)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["complex64", "int8", "float64", "float8_e4m3fn", "bf16", "banana", "", ">f4", "f4,f4"]
+    + [float, int, np.float64, 3, [], {}, object()],
+)
+def test_types_that_no_weights_have_are_refused(checkpoint, dtype):
+    words = f"dtype: got {dtype!r}, allowed is one of float32, bfloat16, float16"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        load_target(str(checkpoint), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", jnp.bfloat16, jnp.dtype("bfloat16"), "f2", "<f4"])
+def test_a_type_may_be_given_in_every_form(checkpoint, dtype):
+    params = flat_params(load_target(str(checkpoint), dtype=dtype).target.params)
+    assert {leaf.dtype for leaf in params.values()} == {jnp.dtype(dtype)}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(num_hidden_layers=10**9), "num_hidden_layers: got 1000000000, allowed"),
+        (dict(num_hidden_layers=10**5), "num_hidden_layers: got 100000, allowed"),
+        (dict(num_hidden_layers=4096), "num_hidden_layers: got 4096, allowed is 2, the layers"),
+        (dict(num_hidden_layers=3), "num_hidden_layers: got 3, allowed is 2, the layers"),
+        (dict(num_hidden_layers=1), "num_hidden_layers: got 1, allowed is 2, the layers"),
+        (
+            dict(vocab_size=2**31 - 1),
+            r"vocab_size x hidden_size: got \(2147483647, 32\), allowed is \(61, 32\), the shape "
+            r"of model\.embed_tokens\.weight",
+        ),
+        (dict(hidden_size=2**31 - 1), r"hidden_size: got \(61, 2147483647\), allowed is \(61, 32"),
+        (dict(num_attention_heads=2**30), r"head_dim\) x hidden_size: got .*, allowed is \(64, 32"),
+        (dict(head_dim=16), r"head_dim\) x hidden_size: got \(128, 32\), allowed is \(64, 32\)"),
+        (
+            dict(num_key_value_heads=4),
+            r"num_key_value_heads .* got \(32, 32\), allowed is \(16, 32",
+        ),
+        (dict(intermediate_size=2**31 - 1), r"intermediate_size .* got .*, allowed is \(48, 32\)"),
+    ],
+)
+def test_sizes_of_other_tensors_are_refused_before_a_layer_is_built(tmp_path, change, words):
+    folder = tiny.write_checkpoint(tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps({**tiny.HF_CONFIG, **change}))
+    start = time.process_time()
+    with pytest.raises(ValueError, match=words):
+        load_target(str(folder))
+    assert time.process_time() - start < 1
+
+
+def test_a_checkpoint_without_layers_says_what_it_has(tmp_path):
+    folder = tiny.write_checkpoint(tmp_path / "model")
+    safetensors.numpy.save_file({"w": np.ones(2)}, folder / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match="no tensors of layers, needed are 2 layers; it has w"
+    ):
+        load_target(str(folder))
 
 
 def test_progress_counts_to_the_number_of_tensors(checkpoint):
@@ -150,6 +230,12 @@ def test_unknown_model_types_name_what_there_is(tmp_path):
 def test_feature_layers_must_be_in_the_model(checkpoint):
     with pytest.raises(ValueError, match=r"feature_layers: got \[3\], allowed is 0..2"):
         load_target(str(checkpoint), feature_layers=(0, 3))
+
+
+@pytest.mark.parametrize("layers", [(1.5,), (True,), ("1",), "1", 1, None])
+def test_feature_layers_must_be_whole_numbers(checkpoint, layers):
+    with pytest.raises(ValueError, match="feature_layers: got .*, allowed is"):
+        load_target(str(checkpoint), feature_layers=layers)
 
 
 def test_weights_on_a_mesh_are_never_whole_on_one_device(checkpoint):
