@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -115,6 +116,15 @@ def test_models_without_a_tokenizer_are_compared_by_their_number_of_ids(tmp_path
         load_drafter(str(tiny.write_checkpoint(tmp_path / "other", other)), target=target)
     same = tiny.write_checkpoint(tmp_path / "same", seed=1)
     assert load_drafter(str(same), target=target).name == "draft_model"
+
+
+def test_weights_are_of_a_type_that_is_known():
+    folder = GOLDEN / "medusa_llama_5heads"
+    owner = load_target(str(folder / "target"))
+    with pytest.raises(ValueError, match="dtype: got 'int8', allowed is one of float32"):
+        load_drafter(str(folder / "drafter"), target=owner, dtype="int8")
+    half = load_drafter(str(folder / "drafter"), target=owner, dtype="bfloat16")
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(half.params)} == {"bfloat16"}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from asd_jax.checkpoints.source import CheckpointError, require_file, some

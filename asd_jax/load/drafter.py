@@ -25,7 +25,13 @@ from asd_jax.drafters.family import DrafterFamily, DrafterOptions, TargetFacts
 from asd_jax.drafters.ngram import ngram
 from asd_jax.drafters.none import no_drafter
 from asd_jax.load.layout import Layout
-from asd_jax.load.target import LoadedTarget, ProgressFn, load_target, read_target_config
+from asd_jax.load.target import (
+    LoadedTarget,
+    ProgressFn,
+    load_target,
+    read_target_config,
+    weight_dtype,
+)
 from asd_jax.models import MODELS
 from asd_jax.models.parameters import flat_params
 from asd_jax.models.transformer import TransformerConfig
@@ -208,7 +214,7 @@ def _load(
 ) -> Drafter:
     facts = target_facts(target)
     config = _read_config(source, family, facts, options)
-    dtype = facts.embed_tokens.dtype if dtype is None else jnp.dtype(dtype)
+    dtype = facts.embed_tokens.dtype if dtype is None else weight_dtype(dtype)
     partition = target.target.partition
     layout = drafter_layout(family, config, dtype, None if partition is None else partition.mesh)
     rules = [KeyRule(*rule) for rule in family.key_rules(config)]

@@ -1,0 +1,250 @@
+"""A whole training run at toy scale: it learns, it survives kills, it writes what can be loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from asd_jax import (
+    Controls,
+    DecodeConfig,
+    asd,
+    decode,
+    load_drafter,
+    load_target,
+    make_mesh,
+    make_requests,
+    no_drafter,
+)
+from asd_jax.checkpoints.source import CheckpointError
+from asd_jax.load.drafter import target_facts
+from asd_jax.training import acceptance, trainer
+from asd_jax.training.batch import Batch
+from asd_jax.training.blueprint import DrafterSizes, draw_up
+from asd_jax.training.export import export
+from asd_jax.training.objective import Objective, frozen_tables, start_params
+from asd_jax.training.train_step import OptimizerConfig, start, train_step
+from tests import tiny
+
+SIZES = {
+    "medusa": DrafterSizes("medusa", 3),
+    "eagle3": DrafterSizes("eagle3", 3, feature_layers=(1, 2)),
+    "dspark": DrafterSizes("dspark", 3, feature_layers=(1,), markov_rank=8, mask_id=59),
+}
+NUM_TEXTS, NUM_TOKENS, PROMPT = 64, 20, 4
+families = pytest.mark.parametrize("family", SIZES)
+
+
+@pytest.fixture(autouse=True)
+def promotion_as_optax_needs_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return load_target(str(tiny.write_checkpoint(tmp_path_factory.mktemp("target"))))
+
+
+@functools.cache
+def texts_of(path):
+    """A target's own greedy answers to random prompts."""
+    target = load_target(path).target
+    prompts = np.random.default_rng(0).integers(0, 60, (NUM_TEXTS, PROMPT))
+    config = DecodeConfig(num_draft_tokens=0, max_new_tokens=NUM_TOKENS - PROMPT, max_len=32)
+    requests = make_requests(prompts.tolist(), max_new_tokens=NUM_TOKENS - PROMPT)
+    answers = np.asarray(decode(target, no_drafter(), asd(), requests, config).tokens)
+    return np.concatenate([prompts, answers], axis=1).astype(np.int32)
+
+
+class Setup:
+    """One family's drafter for the tiny target."""
+
+    def __init__(self, loaded, family, vocabulary=None):
+        self.loaded, self.target = loaded, loaded.target
+        self.facts = target_facts(loaded)
+        self.blueprint = draw_up(SIZES[family], self.facts, vocabulary=vocabulary)
+        self.texts = texts_of(str(loaded.source.path))
+
+    def batch_at(self, step, size=16):
+        rows = np.random.default_rng([7, step]).permutation(NUM_TEXTS)[:size]
+        return Batch(
+            jnp.asarray(self.texts[rows]),
+            jnp.full((size,), NUM_TOKENS, jnp.int32),
+            jnp.full((size,), PROMPT, jnp.int32),
+        )
+
+    def evaluate(self, params, graphdef, rows=slice(0, 16)):
+        drafter = acceptance.as_drafter(self.blueprint, graphdef, params, self.facts)
+        config = DecodeConfig(num_draft_tokens=3, max_new_tokens=NUM_TOKENS - PROMPT, max_len=32)
+        requests = make_requests(
+            self.texts[rows, :PROMPT].tolist(),
+            controls=Controls.strict(),
+            max_new_tokens=NUM_TOKENS - PROMPT,
+        )
+        return acceptance.measure(self.target, drafter, [requests], config)
+
+    def run(self, directory, config, **kwargs):
+        return trainer.train(
+            self.target, self.facts, self.blueprint, self.batch_at, self.evaluate, config,
+            directory, **kwargs,
+        )  # fmt: skip
+
+
+def config_of(steps, **changes):
+    changes = dict(evaluate_every=steps, log_every=max(steps // 2, 1), num_anchors=8) | changes
+    rate = changes.pop("learning_rate", 1e-2)
+    accumulation = changes.pop("accumulation", 1)
+    optimizer = OptimizerConfig(
+        learning_rate=rate, num_steps=steps // accumulation, accumulation=accumulation
+    )
+    return trainer.TrainConfig(optimizer, **changes)
+
+
+@pytest.mark.slow
+@families
+def test_a_drafter_learns_the_texts_of_its_target(loaded, family, tmp_path):
+    setup = Setup(loaded, family)
+    graphdef, params = start_params(setup.blueprint, setup.facts, seed=0, dtype="float32")
+    untrained = setup.evaluate(params, graphdef)
+    events = list(setup.run(tmp_path, config_of(300)))
+    losses = [event.metrics["loss"] for event in events if isinstance(event, trainer.Progress)]
+    assert losses[-1] < losses[0]
+    last = events[-1]
+    assert isinstance(last, trainer.Evaluated)
+    assert last.acceptance.by_position[0] > untrained.by_position[0] + 0.3
+    assert last.acceptance.acceptance_length > untrained.acceptance_length + 0.3
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
+    assert lines[-1]["held_out"]["acceptance_length"] == last.acceptance.acceptance_length
+
+
+@families
+def test_what_is_exported_is_what_was_trained(loaded, family, tmp_path):
+    vocabulary = np.arange(0, 61, 2) if family == "eagle3" else None
+    setup = Setup(loaded, family, vocabulary)
+    graphdef, params = start_params(setup.blueprint, setup.facts, seed=3, dtype="float32")
+    noise = np.random.default_rng(0)
+    params = {  # some weights begin as zeros or ones
+        path: jnp.asarray(leaf + noise.normal(size=leaf.shape) * 0.05, jnp.bfloat16).astype(
+            jnp.float32
+        )
+        for path, leaf in params.items()
+    }
+    export(tmp_path / "drafter", setup.blueprint, params, dtype=ml_dtypes.bfloat16, card="# Card\n")
+    read = load_drafter(str(tmp_path / "drafter"), target=loaded, num_draft_tokens=3)
+    assert read.name == family
+    assert (tmp_path / "drafter" / "README.md").read_text() == "# Card\n"
+    trained = acceptance.as_drafter(setup.blueprint, graphdef, params, setup.facts)
+    one, other = jax.tree.leaves(trained.params), jax.tree.leaves(read.params)
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+    # A second export takes the place of the first.
+    export(tmp_path / "drafter", setup.blueprint, params, dtype=np.float32, card="new")
+    assert (tmp_path / "drafter" / "README.md").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(loaded, tmp_path):
+    setup = Setup(loaded, "medusa")
+    config = config_of(12, evaluate_every=4, accumulation=2)
+    list(setup.run(tmp_path / "whole", config))
+    # Stopped behind an evaluation, and once more in the middle of the steps between two.
+    for event in setup.run(tmp_path / "parts", config):
+        if isinstance(event, trainer.Evaluated) and event.step == 4:
+            break
+    count = 0
+    for event in setup.run(tmp_path / "parts", dataclasses.replace(config, log_every=1)):
+        count += 1
+        if isinstance(event, trainer.Progress) and event.step == 7:
+            break
+    list(setup.run(tmp_path / "parts", config))
+    graphdef, params = start_params(setup.blueprint, setup.facts, seed=0, dtype="float32")
+    template = start(params, config.optimizer)
+    states = []
+    for name in ("whole", "parts"):
+        checkpoints = trainer.Checkpoints(tmp_path / name / "checkpoints")
+        states.append(checkpoints.restore(template))
+        checkpoints.close()
+    assert int(states[0][0].step) == 12
+    for a, b in zip(*(jax.tree.leaves(state) for state, _ in states), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert states[0][1] == states[1][1]
+
+
+def test_another_configuration_is_not_mixed_in(loaded, tmp_path):
+    setup = Setup(loaded, "medusa")
+    list(setup.run(tmp_path, config_of(4)))
+    with pytest.raises(ValueError, match="another configuration: seed differ"):
+        list(setup.run(tmp_path, config_of(4, seed=1)))
+
+
+def test_a_damaged_checkpoint_names_the_step_that_is_left(loaded, tmp_path):
+    setup = Setup(loaded, "medusa")
+    config = config_of(8, evaluate_every=4)
+    list(setup.run(tmp_path, config))
+    newest = tmp_path / "checkpoints" / "last" / "8"
+    for path in newest.rglob("*"):
+        if path.is_file() and "ocdbt" in str(path):
+            path.write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=r"last/8: cannot be restored.*go on from step 4"):
+        list(setup.run(tmp_path, config))
+    shutil.rmtree(newest)
+    events = list(setup.run(tmp_path, config))
+    assert events[-1].step == 8
+
+
+def test_early_stopping(loaded, tmp_path):
+    setup = Setup(loaded, "medusa")
+    setup.evaluate = lambda params, graphdef: acceptance.Acceptance(1.0, (0.0,), 1)
+    events = list(setup.run(tmp_path, config_of(20, evaluate_every=2, patience=2)))
+    assert [e.step for e in events if isinstance(e, trainer.Evaluated)] == [2, 4, 6]
+
+
+def one_step(setup, batch, mesh=None):
+    graphdef, params = start_params(setup.blueprint, setup.facts, seed=1, dtype="float32")
+    optimizer = OptimizerConfig(learning_rate=1e-2, num_steps=4)
+    objective = Objective("eagle3", graphdef, 61, 3, 0)
+    state, target, tables = (
+        start(params, optimizer), setup.target, frozen_tables(setup.blueprint, setup.facts)
+    )  # fmt: skip
+    if mesh is not None:
+        state, target, tables = trainer._everywhere((state, target, tables), mesh)
+        batch = trainer.shard_state(batch, mesh)
+    return train_step(
+        state, target, tables, batch, jax.random.key(0),
+        objective=objective, config=optimizer, feature_layers=(1, 2),
+    )  # fmt: skip
+
+
+def test_a_mesh_divides_the_texts_and_learns_the_same(loaded):
+    setup = Setup(loaded, "eagle3")
+    batch = setup.batch_at(0)
+    alone, numbers = one_step(setup, batch)
+    divided, others = one_step(setup, batch, make_mesh(data=8))
+    assert float(numbers["loss"]) == pytest.approx(float(others["loss"]), rel=1e-5)
+    for path, leaf in alone.params.items():
+        np.testing.assert_allclose(divided.params[path], leaf, atol=2e-4, err_msg=path)
+
+
+def test_impossible_sizes_are_refused(loaded):
+    facts = target_facts(loaded)
+    with pytest.raises(ValueError, match="family: got 'lstm'"):
+        DrafterSizes("lstm", 3)
+    with pytest.raises(ValueError, match="num_draft_tokens: got 0"):
+        DrafterSizes("medusa", 0)
+    with pytest.raises(ValueError, match="vocabulary: got one with family medusa"):
+        draw_up(SIZES["medusa"], facts, vocabulary=np.arange(5))
+    with pytest.raises(ValueError, match="target_layer_ids"):
+        draw_up(DrafterSizes("dspark", 3, feature_layers=(1, 9)), facts)
+    with pytest.raises(ValueError, match="model: got 2, allowed is 1"):
+        trainer._everywhere(jnp.zeros(2), make_mesh(data=4, model=2))
