@@ -32,9 +32,11 @@ def test_all_four_kinds_are_read_and_other_keys_carried_along(tmp_path):
             {"id": "chat", "messages": messages, "task": "t", "split": None, "thinking": False},
             {"id": "turns", "turns": ["one", "zwei ☕"], "max_new_tokens": 5, "seed": 2**63 - 1},
             {"id": "ids", "prompt_token_ids": [0, 5], "budget": "inf", "gate": 0.5, "block_cap": 0},
+            {"id": "short", "prompt": "x", "draft_length": 2},
         )
     )
-    raw, chat, turns, ids = file.records
+    raw, chat, turns, ids, short = file.records
+    assert (short.draft_length, raw.draft_length) == (2, None)
     assert not file.problems
     assert (raw.kind, raw.content, raw.extra) == (
         "prompt",
@@ -47,7 +49,7 @@ def test_all_four_kinds_are_read_and_other_keys_carried_along(tmp_path):
     assert (chat.thinking, turns.thinking) == (False, None)
     assert ids.content == (0, 5) and ids.budget == math.inf
     assert (ids.gate, ids.block_cap) == (0.5, 0)
-    assert [record.index for record in file.records] == [0, 1, 2, 3]
+    assert [record.index for record in file.records] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,7 @@ def test_all_four_kinds_are_read_and_other_keys_carried_along(tmp_path):
         ({"id": "x", "prompt": "y", "budget": "8"}, "budget: got '8'"),
         ({"id": "x", "prompt": "y", "gate": True}, "gate: got True"),
         ({"id": "x", "prompt": "y", "block_cap": 1.5}, "block_cap: got 1.5"),
+        ({"id": "x", "prompt": "y", "draft_length": -1}, "draft_length: got -1"),
         ({"id": "x", "prompt": "y", "max_new_tokens": 0}, "max_new_tokens: got 0"),
         ({"id": "x", "prompt": "y", "seed": 2**63}, "seed: got 9223372036854775808"),
         ({"id": "x", "turns": ["y"], "thinking": 1}, "thinking: got 1, allowed is true or false"),

@@ -14,6 +14,7 @@ import asd_jax
 from asd_jax.decode import DecodeConfig, make_requests, prefill, run_rounds
 from asd_jax.evaluation import interleaved
 from asd_jax.evaluation.arms import make_arms
+from asd_jax.evaluation.drafter_cost import DrafterCost
 from asd_jax.evaluation.interleaved import Compiled, Finished, Started, pending, run
 from asd_jax.evaluation.plan import Settings, make_plan, padded_sizes
 from asd_jax.evaluation.prompts import parse_record
@@ -158,6 +159,13 @@ def test_requests_have_their_own_limits(watched):
     for entry in rows.values():
         assert entry["finish_reason"] == "length"
         assert entry["ledger"]["spent"] <= float(entry["ledger"]["budget"])
+
+
+def test_what_a_proposal_costs_is_measured_once_a_drafter(watched):
+    events, *_ = watched
+    costs = [event for event in events if isinstance(event, DrafterCost)]
+    assert [(c.name, c.num_params, c.num_draft_tokens) for c in costs] == [("ngram", 0, NUM_DRAFT)]
+    assert costs[0].seconds > 0
 
 
 def test_exceptions_agree_with_the_ledger_and_the_tokens(watched):

@@ -82,6 +82,9 @@ def test_the_summary_has_every_arm_and_every_ratio(cli, whole):
     assert list(summary["arms"]) == list(ARMS)
     for arm in summary["arms"].values():
         assert arm["requests"] == 4 and arm["tokens_per_second"] > 0
+    cost = summary["drafter"]
+    assert (cost["name"], cost["num_params"], cost["num_draft_tokens"]) == ("ngram", 0, 4)
+    assert cost["batch"] == 1 and 0 < cost["seconds"] < 1
     assert set(summary["ratios"]) == {"strict/greedy", "asd/greedy", "asd/strict"}
     assert summary["ratios"]["asd/greedy"]["batches"] == 4
     assert summary["arms"]["strict"]["same_as_greedy"] == {"same": 4, "of": 4}
