@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from asd_jax.checkpoints.source import CheckpointError
 from asd_jax.drafters.family import TargetFacts
 from asd_jax.sharding import DATA, shard_state
 from asd_jax.training.acceptance import Acceptance
@@ -108,8 +109,7 @@ def train(
       mesh: Its data axis divides every batch. Default: one device.
 
     Raises:
-      CheckpointError: A checkpoint cannot be saved or used.
-      ValueError: The checkpoint is of another configuration.
+      CheckpointError: A checkpoint cannot be saved or used, or is of another configuration.
     """
     graphdef, params = start_params(blueprint, facts, seed=config.seed, dtype=config.dtype)
     objective = Objective(
@@ -128,7 +128,7 @@ def train(
         state, info = checkpoints.restore(state)
         if info["run"] != described:
             changed = [k for k in described if info["run"].get(k) != described[k]]
-            raise ValueError(
+            raise CheckpointError(
                 f"{directory}: was begun with another configuration: {', '.join(changed)} differ"
             )
     log = _Log(directory / "log.jsonl", upto=int(state.step))

@@ -184,7 +184,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(loaded, tmp_path):
 def test_another_configuration_is_not_mixed_in(loaded, tmp_path):
     setup = Setup(loaded, "medusa")
     list(setup.run(tmp_path, config_of(4)))
-    with pytest.raises(ValueError, match="another configuration: seed differ"):
+    with pytest.raises(CheckpointError, match="another configuration: seed differ"):
         list(setup.run(tmp_path, config_of(4, seed=1)))
 
 

@@ -1,0 +1,22 @@
+"""A eagle3 drafter for SmolLM2-135M-Instruct: four unrolled steps and a draft vocabulary of 8192.
+
+Run from the repository's root, after `experiments/configs/answers_smollm2.py`; the task sets named
+here are excluded by id and by question.
+"""
+
+import ml_collections
+
+from experiments.distill_config import default_config
+
+TASKS = ("gsm8k", "math500", "humaneval", "mbpp", "mmlu", "mt_bench", "alpaca")
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Returns the configuration."""
+    config = default_config()
+    config.exclude = tuple(f"../shared/data/{task}.jsonl" for task in TASKS)
+    config.directory = "outputs/distill_smollm2_eagle3"
+    config.drafter.family = "eagle3"
+    config.drafter.num_draft_tokens = 4
+    config.drafter.draft_vocab_size = 8192
+    return config
