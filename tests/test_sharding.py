@@ -120,6 +120,7 @@ def test_every_mesh_gives_the_tokens_and_ledgers_of_one_device(
             np.testing.assert_array_equal(other, leaf, err_msg=str(path))
 
 
+@pytest.mark.slow  # rows of budget 0 are strict in the test above
 @pytest.mark.parametrize(("data", "model"), [(4, 2), (1, 8)])
 def test_strict_rule_on_every_mesh(checkpoint, data, model):
     expected = result_on(checkpoint, 1, 1, strict(), 0.0)

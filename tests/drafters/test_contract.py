@@ -219,6 +219,7 @@ def test_strict_decoding_emits_what_plain_decoding_emits(family, temperature):
     assert speculative.rounds.sum() <= plain.rounds.sum()
 
 
+@pytest.mark.slow  # a program more to compile for every family
 @every_family
 def test_budget_zero_is_the_strict_rule_bit_for_bit(family):
     zero, rule = decoded(family, asd()), decoded(family, strict())

@@ -298,6 +298,7 @@ def test_mesh_proposes_what_one_device_does(name, target_path, directory):
     assert is_divided != VARIANTS[name].is_reduced
 
 
+@pytest.mark.slow
 def test_decode_on_a_mesh_gives_the_rounds_of_one_device(tmp_path):
     target_path = tiny.write_checkpoint(tmp_path / "target")  # of two layers
     variant = VARIANTS["speculators"]

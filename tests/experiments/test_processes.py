@@ -141,6 +141,7 @@ def wait_for_rows(path: Path, count: int, process) -> None:
     raise AssertionError(f"no {count} rows; process ended with {process.poll()}")
 
 
+@pytest.mark.slow  # JAX takes half a minute to miss a process
 @pytest.mark.parametrize("killed", [0, 1])
 def test_rows_survive_a_lost_process_and_the_run_goes_on(cli, expected, killed):
     """SIGTERM to process 0 ends it as Ctrl-C does; a lost process ends the other one soon."""

@@ -226,6 +226,7 @@ def one_step(setup, batch, mesh=None):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_mesh_divides_the_texts_and_learns_the_same(loaded):
     setup = Setup(loaded, "eagle3")
     batch = setup.batch_at(0)
