@@ -27,7 +27,6 @@ import contextlib
 import dataclasses
 import datetime
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -65,6 +64,7 @@ from experiments.background import in_background
 from experiments.config import RunConfig
 from experiments.display import Display
 from experiments.fields import ConfigError
+from experiments.memory import peak_bytes
 
 _DONE, _SOME_BAD, _UNUSABLE, _FAILED, _INTERRUPTED = 0, 1, command_line.UNUSABLE, 3, 130
 
@@ -86,7 +86,6 @@ class _Run:
         self.display.end(self.tally.summary())
         if not self.has_rows or not processes.is_first():
             return
-        usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         summary = {
             "output": self.writer.path.name,
             "status": status,
@@ -95,7 +94,7 @@ class _Run:
             "bad_lines": [dataclasses.asdict(problem) for problem in self.prompts.problems],
             "load_seconds": self.display.load_seconds,
             "compile_seconds": self.display.compile_seconds,
-            "peak_memory_bytes": usage * (1 if sys.platform == "darwin" else 1024),
+            "peak_memory_bytes": peak_bytes(),
             **self.tally.summary(),
         }
         path = summary_path(self.writer.path)

@@ -18,8 +18,6 @@ import dataclasses
 import json
 import os
 import re
-import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from asd_jax.footprint import CHIPS, Chip, Footprint, measure
 from asd_jax.sharding import make_mesh
 from experiments import command_line, plan_config
 from experiments.fields import ConfigError
+from experiments.memory import peak_bytes
 from experiments.plan_config import PlanConfig
 from experiments.plan_table import PlanTable
 
@@ -68,8 +67,7 @@ def run(config: PlanConfig, name: str) -> int:
         raise ConfigError(str(error)) from error
     chips = list(CHIPS.values()) if config.chip == "all" else [CHIPS[config.chip]]
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak *= 1 if sys.platform == "darwin" else 1024
+    peak = peak_bytes()
     table.show(name, footprint, chips, config.headroom, seconds, peak)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
