@@ -13,7 +13,9 @@ import safetensors.numpy
 import tokenizers
 
 from asd_jax import load_drafter, load_target
+from asd_jax.checkpoints.drafter_files import open_drafter
 from asd_jax.checkpoints.source import CheckpointError
+from asd_jax.drafters.family import DrafterOptions
 from asd_jax.load import check_drafter
 from tests import tiny
 
@@ -137,9 +139,7 @@ def test_what_is_no_drafter_is_refused(target, tmp_path):
         load_drafter("some/path")
     with pytest.raises(CheckpointError, match="drafter: got 'magic', allowed is ngram, none, or a"):
         load_drafter("magic", target=target)
-    with pytest.raises(
-        ValueError, match="corpus: allowed with drafter 'ngram', got one with 'none'"
-    ):
+    with pytest.raises(ValueError, match="corpus: got one with drafter none, which heeds no such"):
         load_drafter("none", target=target, corpus=[[1, 2]])
     (tmp_path / "config.json").write_text("{}")
     safetensors.numpy.save_file({"weights": np.ones(2)}, tmp_path / "model.safetensors")
@@ -172,3 +172,124 @@ def test_a_missing_tensor_and_a_foreign_one_are_told_together(target, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({}))
     with pytest.raises(CheckpointError, match="biases|stray"):
         load_drafter(str(tmp_path), target=owner)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(num_draft_tokens=0), "num_draft_tokens: got 0"),
+        (dict(num_draft_tokens=2.5), "num_draft_tokens: got 2.5"),
+        (dict(num_draft_tokens=True), "num_draft_tokens: got True"),
+        (dict(num_draft_tokens="3"), "num_draft_tokens: got '3'"),
+        (dict(confidence_threshold=1.5), "confidence_threshold: got 1.5"),
+        (dict(confidence_threshold=float("nan")), "confidence_threshold: got nan"),
+        (dict(tap_convention="inputs"), "tap_convention: got 'inputs'"),
+    ],
+)
+def test_options_of_no_use_to_anyone_are_refused(options, message):
+    for name in ("ngram", "none", "some/path"):
+        with pytest.raises(ValueError, match=message):
+            load_drafter(name, **options)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "ngram", "none", "draft_model"])
+@pytest.mark.parametrize(
+    ("option", "takers"),
+    [
+        (dict(confidence_threshold=0.5), {"dspark"}),
+        (dict(tap_convention="layer_output"), {"eagle3"}),
+        (dict(corpus=[[1, 2]]), {"ngram"}),
+    ],
+)
+def test_options_that_a_drafter_would_ignore_are_refused(family, option, takers):
+    folder = GOLDEN / FAMILIES.get(family, "eagle3_llama_original")
+    owner = load_target(str(folder / "target"))
+    path = {"ngram": "ngram", "none": "none", "draft_model": str(GOLDEN / "target_qwen25")}.get(
+        family, str(folder / "drafter")
+    )
+    if family in takers:
+        if family != "eagle3":  # whose files mean the other convention
+            load_drafter(path, target=owner, **option)
+        check_drafter(path, target=owner.source, **option)
+        return
+    for attempt in (
+        lambda: load_drafter(path, target=owner, **option),
+        lambda: check_drafter(path, target=owner.source, **option),
+    ):
+        with pytest.raises(
+            ValueError, match=f"{next(iter(option))}: got one with drafter {family}"
+        ):
+            attempt()
+
+
+def test_options_are_given_in_one_way():
+    with pytest.raises(ValueError, match="options: got them as well as num_draft_tokens"):
+        load_drafter("ngram", options=DrafterOptions(), num_draft_tokens=3)
+
+
+def test_draft_models_are_checked_before_their_weights(tmp_path):
+    target = load_target(str(model_with_words(tmp_path / "target", WORDS)))
+    same = model_with_words(tmp_path / "same", WORDS)
+    other = model_with_words(tmp_path / "other", ["other", *WORDS[1:]])
+    assert len(check_drafter(str(same), target=target.source)) == 64
+    with pytest.raises(CheckpointError, match="1 ids differ"):
+        check_drafter(str(other), target=target.source)
+    # A file of the model stands for its folder.
+    assert load_drafter(str(same / "model.safetensors"), target=target).name == "draft_model"
+
+
+def changed_drafter(tmp_path, family, config=None, tensors=None):
+    """Copies a golden drafter as safetensors, with other fields or tensors."""
+    golden = GOLDEN / FAMILIES[family]
+    owner = load_target(str(golden / "target"))
+    source = open_drafter(golden / "drafter")
+    own = {name: np.array(tensor.read()) for name, tensor in source.tensors.items()}
+    name = "medusa_lm_head.safetensors" if family == "medusa" else "model.safetensors"
+    safetensors.numpy.save_file(own | (tensors or {}), tmp_path / name)
+    fields = json.loads((golden / "drafter" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | (config or {})))
+    return owner
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "message"),
+    [
+        ("dspark", {"dflash_config": "x"}, "dflash_config: got 'x', allowed is an object"),
+        ("dspark", {"dflash_config": []}, "dflash_config: got"),
+        (
+            "dspark",
+            {"speculators_model_type": "dspark", "transformer_layer_config": "x"},
+            "transformer_layer_config: got 'x'",
+        ),
+        ("eagle3", {"transformer_layer_config": [1]}, "transformer_layer_config: got"),
+        ("eagle3", {"speculators_config": "x"}, "speculators_config: got 'x'"),
+        ("eagle3", {"speculators_config": {"proposal_methods": 5}}, "proposal_methods: got 5"),
+        ("eagle3", {"speculators_config": {"proposal_methods": ["a"]}}, "proposal_methods: got"),
+        ("eagle3", {"eagle_config": 5}, "eagle_config: got 5"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": 0}, "layer_ids: got 0"),
+        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [3, 3, 3]}, "allowed are ascending"),
+        ("eagle3", {"layer_types": ["sliding_attention"]}, "layer_types: got"),
+        ("eagle3", {"speculators_model_type": True}, "speculators_model_type: got True"),
+    ],
+)
+def test_malformed_configs_name_the_field(tmp_path, family, config, message):
+    owner = changed_drafter(tmp_path, family, config)
+    with pytest.raises(CheckpointError, match=message):
+        check_drafter(str(tmp_path), target=owner.source)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "shape"),
+    [
+        ("dspark", "confidence_head.proj.weight", (64,)),
+        ("dspark", "markov_head.markov_w1.weight", (131 * 16,)),
+        ("dspark", "layers.0.self_attn.q_norm.weight", (0,)),
+        ("eagle3", "midlayer.self_attn.q_proj.weight", (10,)),
+        ("eagle3", "fc.weight", (48, 0)),
+        ("medusa", "0.0.linear.weight", (48,)),
+    ],
+)
+def test_tensors_of_impossible_shapes_are_named(tmp_path, family, name, shape):
+    owner = changed_drafter(tmp_path, family, tensors={name: np.zeros(shape, np.float32)})
+    with pytest.raises(CheckpointError, match=f"tensor {name}: got shape"):
+        check_drafter(str(tmp_path), target=owner.source)

@@ -290,4 +290,5 @@ FAMILY = DrafterFamily(
     divide=divide,
     build=build,
     as_drafter=as_drafter,
+    takes=("confidence_threshold",),
 )

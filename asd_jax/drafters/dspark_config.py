@@ -110,14 +110,14 @@ def _flatten(config: Mapping[str, Any]) -> tuple[dict[str, Any], str, Convention
     """
     kind = config.get("speculators_model_type")
     if kind is not None:
-        flat = {**config.get("transformer_layer_config", {}), **config}
+        flat = {**ConfigFields(config).section("transformer_layer_config"), **config}
         is_shifted = ConfigFields(config).flag("sample_from_anchor", kind == "dspark")
         if not is_shifted:
             raise _unshifted("sample_from_anchor", config.get("sample_from_anchor"), True)
         ConfigFields(config).require_off("sliding_window_non_causal")
         return flat, "aux_hidden_state_layer_ids", "layer_input"
-    nested = config.get("dflash_config")
-    if nested is None:
+    nested = ConfigFields(config).section("dflash_config")
+    if config.get("dflash_config") is None:
         return dict(config), "target_layer_ids", "layer_output"
     projector = nested.get("projector_type")
     if projector != "dspark":

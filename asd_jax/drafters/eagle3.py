@@ -308,4 +308,5 @@ FAMILY = DrafterFamily(
     divide=lambda config, size, axis: device_share(config.decoder, size, axis),
     build=lambda config, share, dtype, rngs: Eagle3(config, share, dtype=dtype, rngs=rngs),
     as_drafter=as_drafter,
+    takes=("tap_convention",),
 )

@@ -121,7 +121,11 @@ def read_config(
     names = {name.removeprefix("model."): name for name in shapes}
     fields = ConfigFields(config)
     decoder = _read_decoder(config, plain, facts)
-    producer_is_speculators = config.get("speculators_model_type") is not None
+    producer = config.get("speculators_model_type")
+    if producer not in (None, "eagle3"):
+        raise ValueError(
+            f"config field speculators_model_type: got {producer!r}, allowed is 'eagle3' or null"
+        )
     read = Eagle3Config(
         decoder=decoder,
         draft_vocab_size=_draft_vocab_size(fields, plain, decoder.vocab_size),
@@ -134,7 +138,7 @@ def read_config(
         fc_norm=fields.flag("fc_norm", False),
         norm_before_residual=fields.flag("norm_before_residual", False),
         # In SpecForge's files the same field only says that a final norm precedes the lm_head.
-        norm_output=producer_is_speculators and fields.flag("norm_output", False),
+        norm_output=producer is not None and fields.flag("norm_output", False),
         has_embedding="embed_tokens.weight" in plain,
         has_lm_head="lm_head.weight" in plain,
         d2t=names.get("d2t"),
@@ -149,11 +153,16 @@ def _read_decoder(
     config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], facts: TargetFacts
 ) -> TransformerConfig:
     """Returns the sizes of the draft layer; head counts and widths are those of the tensors."""
-    inner = {**(config.get("transformer_layer_config") or config)}
+    inner = {**(ConfigFields(config).section("transformer_layer_config") or config)}
     for name in ("rope_scaling", "rope_parameters"):
         inner[name] = _without_mrope(inner.get(name))
     fields = ConfigFields(inner)
     fields.require_off("use_sliding_window")
+    types = inner.pop("layer_types", None)
+    if types is not None and types != ["full_attention"] * len(types):
+        raise ValueError(
+            f"config field layer_types: got {types!r}, allowed are full_attention layers"
+        )
     layer = {
         match[1]: shape
         for name, shape in shapes.items()
@@ -236,8 +245,7 @@ def _feature_layers(
 ) -> tuple[int, ...]:
     """Returns the target's layers as hidden_states indices, whoever named them."""
     num_layers = facts.config.num_layers
-    nested = config.get("eagle_config")
-    nested = nested if isinstance(nested, Mapping) else {}
+    nested = ConfigFields(config).section("eagle_config")
     name = "eagle_aux_hidden_state_layer_ids"
     told: tuple[tuple[str, Any, Convention], ...] = (
         (name, config.get(name), "layer_input"),
@@ -245,11 +253,15 @@ def _feature_layers(
         ("target_layer_ids", config.get("target_layer_ids"), "layer_output"),
     )
     for field, ids, convention in told:
-        if ids:
-            if not isinstance(ids, (list, tuple)):
-                raise ValueError(f"config field {field}: got {ids!r}, allowed is a list of layers")
-            meant = cast(Convention, options.tap_convention or convention)
-            return hidden_state_indices(ids, meant, num_layers, field=field)
+        if ids is None:
+            continue
+        if not isinstance(ids, (list, tuple)) or not ids:
+            raise ValueError(f"config field {field}: got {ids!r}, allowed is a list of layers")
+        meant = cast(Convention, options.tap_convention or convention)
+        indices = hidden_state_indices(ids, meant, num_layers, field=field)
+        if list(indices) != sorted(set(indices)):
+            raise ValueError(f"config field {field}: got {ids!r}, allowed are ascending layers")
+        return indices
     return eagle3_default(num_layers)
 
 
@@ -258,8 +270,16 @@ def _num_draft_tokens(config: Mapping[str, Any], options: DrafterOptions) -> int
     if options.num_draft_tokens is not None:
         told = {"num_draft_tokens": options.num_draft_tokens}
         return ConfigFields(told).whole("num_draft_tokens")
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return ConfigFields(methods[0]).whole("speculative_tokens", DEFAULT_NUM_DRAFT_TOKENS)
+    methods = ConfigFields(config).section("speculators_config").get("proposal_methods")
+    if methods is None:
+        return DEFAULT_NUM_DRAFT_TOKENS
+    if not isinstance(methods, list) or not all(isinstance(m, Mapping) for m in methods):
+        raise ValueError(
+            f"config field speculators_config.proposal_methods: got {methods!r}, allowed is a list "
+            "of objects"
+        )
+    first = methods[0] if methods else {}
+    return ConfigFields(first).whole("speculative_tokens", DEFAULT_NUM_DRAFT_TOKENS)
 
 
 def _check_features(

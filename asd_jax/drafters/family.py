@@ -59,6 +59,37 @@ class DrafterOptions:
     corpus: Sequence[Sequence[int]] | None = None
     with_logits: bool = False
 
+    def __post_init__(self) -> None:
+        number, threshold = self.num_draft_tokens, self.confidence_threshold
+        is_whole = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and (not is_whole or number < 1):
+            raise ValueError(f"num_draft_tokens: got {number!r}, allowed is a whole number >= 1")
+        is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+        if threshold is not None and (not is_number or not 0 <= threshold <= 1):
+            raise ValueError(f"confidence_threshold: got {threshold!r}, allowed is a number 0..1")
+        if self.tap_convention not in (None, "layer_output", "layer_input"):
+            raise ValueError(
+                f"tap_convention: got {self.tap_convention!r}, allowed is layer_output or "
+                "layer_input"
+            )
+
+    def require_taken(self, drafter: str, takes: Collection[str]) -> None:
+        """Refuses options that a drafter would ignore.
+
+        Args:
+          drafter: Its name, for the message.
+          takes: Those of `confidence_threshold`, `tap_convention` and `corpus` that it heeds.
+
+        Raises:
+          ValueError: Another of them is set.
+        """
+        for name in ("confidence_threshold", "tap_convention", "corpus"):
+            if getattr(self, name) is not None and name not in takes:
+                raise ValueError(
+                    f"{name}: got one with drafter {drafter}, which heeds "
+                    f"{', '.join(takes) or 'no such option'}"
+                )
+
 
 class DrafterFamily(NamedTuple):
     """How checkpoints of one family are recognised, read and run. All names are checkpoint names.
@@ -76,6 +107,7 @@ class DrafterFamily(NamedTuple):
       as_drafter: `(C, module, facts, options, read) -> Drafter`. `read` gives tensors that are no
         parameters, such as a vocabulary map. Weights shared with the target go into the drafter's
         params as they are: the same arrays, no copies.
+      takes: Options that only this kind of drafter heeds, see `DrafterOptions.require_taken`.
     """
 
     name: str
@@ -87,3 +119,4 @@ class DrafterFamily(NamedTuple):
     divide: Callable[[Any, int, str | None], DeviceShare]
     build: Callable[[Any, DeviceShare, Any, nnx.Rngs], nnx.Module]
     as_drafter: Callable[[Any, Any, TargetFacts, DrafterOptions, ReadTensor], Drafter]
+    takes: tuple[str, ...] = ()

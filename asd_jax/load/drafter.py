@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from asd_jax import tokenizer as tokenizers
 from asd_jax.checkpoints.drafter_files import open_drafter
 from asd_jax.checkpoints.key_map import KeyRule, map_tensors
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
@@ -40,6 +41,8 @@ from asd_jax.tokenizer import IdsOnly, Tokenizer
 from asd_jax.types import Drafter, Target
 
 DEFAULT_NUM_DRAFT_TOKENS = 7
+# Drafters that are known by a name, and the options that they heed.
+_WITHOUT_FILES: dict[str, tuple[str, ...]] = {"ngram": ("corpus",), "none": ()}
 
 
 def load_drafter(
@@ -71,15 +74,16 @@ def load_drafter(
       CheckpointError: The files are missing, damaged, or not of a drafter.
       ValueError: Drafter and target do not fit; the message names both sides.
     """
+    if options is not None and option_fields:
+        raise ValueError(f"options: got them as well as {', '.join(option_fields)}, allowed is one")
     options = options or DrafterOptions(**option_fields)
-    if path_or_id == "ngram":
+    if path_or_id in _WITHOUT_FILES:
+        options.require_taken(path_or_id, _WITHOUT_FILES[path_or_id])
+        if path_or_id == "none":
+            return no_drafter()
         return ngram(
             options.num_draft_tokens or DEFAULT_NUM_DRAFT_TOKENS, corpus=options.corpus or ()
         )
-    if options.corpus is not None:
-        raise ValueError(f"corpus: allowed with drafter 'ngram', got one with {path_or_id!r}")
-    if path_or_id == "none":
-        return no_drafter()
     if target is None:
         raise ValueError(
             f"drafter: got {path_or_id!r} without a target, allowed then is 'ngram' or 'none'"
@@ -92,7 +96,7 @@ def load_drafter(
     if family is not None:
         return _load(source, family, target, options, dtype, on_progress)
     _require_model(source)
-    return _load_draft_model(path, target, options, dtype, on_progress)
+    return _load_draft_model(source.path, target, options, dtype, on_progress)
 
 
 def _resolve(path_or_id: str) -> Path:
@@ -119,20 +123,31 @@ def check_drafter(path_or_id: str, *, target: CheckpointSource, **option_fields:
     Raises:
       CheckpointError: They are missing, damaged, of no drafter and of no model, or do not fit.
     """
-    if path_or_id in ("ngram", "none"):
+    options = DrafterOptions(**option_fields)
+    if path_or_id in _WITHOUT_FILES:
+        options.require_taken(path_or_id, _WITHOUT_FILES[path_or_id])
         return None
     path = _resolve(path_or_id)
     if path.suffix == ".gguf":
-        return open_checkpoint(path).digest()
+        return _check_draft_model(path, target, options)
     source = open_drafter(path)
     family = find_family(source.tensors, source.config)
     if family is None:
         _require_model(source)
-    else:
-        config = read_target_config(target)
-        table = jax.ShapeDtypeStruct((config.vocab_size, config.hidden_size), jnp.float32)
-        facts = TargetFacts(config=config, embed_tokens=table, lm_head=table)  # type: ignore[arg-type]
-        _read_config(source, family, facts, DrafterOptions(**option_fields))
+        return _check_draft_model(source.path, target, options)
+    config = read_target_config(target)
+    table = jax.ShapeDtypeStruct((config.vocab_size, config.hidden_size), jnp.float32)
+    facts = TargetFacts(config=config, embed_tokens=table, lm_head=table)  # type: ignore[arg-type]
+    _read_config(source, family, facts, options)
+    return source.digest()
+
+
+def _check_draft_model(path: Path, target: CheckpointSource, options: DrafterOptions) -> str:
+    options.require_taken("draft_model", ())
+    source = open_checkpoint(path)
+    read_target_config(source)
+    own, drafter = (tokenizers.from_checkpoint(one) for one in (target, source))
+    require_same_vocabulary(own, drafter, path)
     return source.digest()
 
 
@@ -160,6 +175,7 @@ def _load_draft_model(
     dtype: Any,
     on_progress: ProgressFn | None,
 ) -> Drafter:
+    options.require_taken("draft_model", ())
     partition = target.target.partition
     loaded = load_target(
         str(path),
@@ -278,9 +294,20 @@ def _read_config(
 ) -> Any:
     shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
     try:
+        options.require_taken(family.name, family.takes)
+        _require_ranks(shapes)
         return family.read_config(source.config, shapes, facts, options)
     except ValueError as error:
         raise CheckpointError(f"{source.path}: {family.name} drafter: {error}") from error
+
+
+def _require_ranks(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises a ValueError for tensors that no family could have: families read sizes off them."""
+    for name, shape in shapes.items():
+        is_vector = "norm" in name or not name.endswith(".weight")
+        if 0 in shape or (not is_vector and len(shape) != 2):
+            kind = "no empty axis" if 0 in shape else "a matrix"
+            raise ValueError(f"tensor {name}: got shape {shape}, allowed is {kind}")
 
 
 def target_facts(target: LoadedTarget) -> TargetFacts:

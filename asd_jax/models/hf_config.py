@@ -80,6 +80,19 @@ class ConfigFields:
             raise ValueError(f"config field {name}: got {shown(value)}, allowed is true or false")
         return value
 
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Returns a nested object, an empty one where the field is missing or null.
+
+        Raises:
+          ValueError: The field is something else.
+        """
+        value = self.config.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise ValueError(f"config field {name}: got {value!r}, allowed is an object or null")
+        return value
+
     def require_off(self, *names: str) -> None:
         """Refuses features that are switched on but not implemented.
 
