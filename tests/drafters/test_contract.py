@@ -235,7 +235,13 @@ def test_exceptions_are_kept_and_charged(family):
     assert loose.ledger.accepted.sum() > loose.ledger.strict_accepted.sum()
 
 
-@every_family
+@pytest.mark.parametrize(
+    "family",
+    [
+        family if family in ("ngram", "eagle3") else pytest.param(family, marks=pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 def test_capacity_reached_within_a_draft(family):
     """The longest row fills its slots; nothing is emitted that plain decoding would not emit."""
     full = decoded(family, asd(), plain=True)
