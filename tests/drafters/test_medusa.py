@@ -323,7 +323,7 @@ def test_heads_are_counted_in_the_files_and_the_first_ones_used(folder, tmp_path
         np.testing.assert_array_equal(got.tokens, expected.argmax(-1))
         assert got.logits is None
         for wrong in (0, 6):
-            with pytest.raises(CheckpointError, match=f"got {wrong}, allowed is 1..5, the number"):
+            with pytest.raises(ValueError, match=f"num_draft_tokens: got {wrong}, allowed is"):
                 load_drafter(path, target=target_of(folder), num_draft_tokens=wrong)
 
 
