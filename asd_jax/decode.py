@@ -109,6 +109,7 @@ def stream(
     if rounds_per_chunk < 1:
         raise ValueError(f"rounds_per_chunk: got {rounds_per_chunk}, allowed is >= 1")
     state = prefill(target, drafter, requests, config)
+    requests = _placed(requests, target)  # once, and not again for every chunk
     while True:
         state = run_rounds(
             target, drafter, rule, requests, config, state, np.int32(rounds_per_chunk)
@@ -138,9 +139,7 @@ def prefill(
       ValueError: As in `decode`.
     """
     _check_fit(target, drafter, requests, config)
-    if target.partition is not None:
-        requests = shard_state(requests, target.partition.mesh)
-    return _prefill(target, drafter, requests, config)
+    return _prefill(target, drafter, _placed(requests, target), config)
 
 
 def run_rounds(
@@ -171,8 +170,7 @@ def run_rounds(
     """
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if _is_array(leaf)):
         raise ValueError("state: it was donated to an earlier call; go on from what that returned")
-    if target.partition is not None:
-        requests = shard_state(requests, target.partition.mesh)
+    requests = _placed(requests, target)
     return _run_rounds(target, drafter, rule, requests, config, state, num_rounds)
 
 
@@ -185,9 +183,13 @@ def propose(target: Target, drafter: Drafter, requests: Requests, state: DecodeS
       requests: As in `decode`.
       state: From `prefill` or `run_rounds`; not donated.
     """
-    if target.partition is not None:
-        requests = shard_state(requests, target.partition.mesh)
-    return _propose(target, drafter, requests, state)
+    return _propose(target, drafter, _placed(requests, target), state)
+
+
+def _placed(requests: Requests, target: Target) -> Requests:
+    """Returns requests where the target wants them; what lies there already is not moved."""
+    partition = target.partition
+    return requests if partition is None else shard_state(requests, partition.mesh)
 
 
 def _check_fit(target: Target, drafter: Drafter, requests: Requests, config: DecodeConfig) -> None:

@@ -10,6 +10,12 @@ from typing import Any
 from experiments import fields
 from experiments.fields import Schema
 
+# Of the evaluation data, whose questions no drafter may learn.
+TASK_SETS = tuple(
+    f"../shared/data/{task}.jsonl"
+    for task in ("gsm8k", "math500", "humaneval", "mbpp", "mmlu", "mt_bench", "alpaca")
+)
+
 
 def _positive(default: float, about: str) -> Any:
     return fields.number(default, lambda x: 0 < x < math.inf, "a finite number > 0", about)

@@ -6,15 +6,13 @@ here are excluded by id and by question.
 
 import ml_collections
 
-from experiments.distill_config import default_config
-
-TASKS = ("gsm8k", "math500", "humaneval", "mbpp", "mmlu", "mt_bench", "alpaca")
+from experiments.distill_config import TASK_SETS, default_config
 
 
 def get_config() -> ml_collections.ConfigDict:
     """Returns the configuration."""
     config = default_config()
-    config.exclude = tuple(f"../shared/data/{task}.jsonl" for task in TASKS)
+    config.exclude = TASK_SETS
     config.directory = "outputs/distill_smollm2_dspark"
     config.drafter.family = "dspark"
     config.drafter.num_draft_tokens = 5
