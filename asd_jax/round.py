@@ -157,6 +157,9 @@ def _verify(
     # The branches close over the logits as they lie in memory and turn them only where needed.
     # Most rules live on the scores, so the logits stay inside.
     native = jnp.moveaxis(logits, -1, 0) if vocab_major else logits
+    drafted = None
+    if draft_logits is not None:
+        drafted = draft_logits[:, : config.num_draft_tokens].astype(jnp.float32)
 
     def batch_major() -> jax.Array:
         return jnp.moveaxis(native, 0, -1) if vocab_major else native
@@ -164,29 +167,32 @@ def _verify(
     def greedy() -> tuple:
         scores = score_drafts(native, tokens, vocab_major=vocab_major, model_axis=model_axis)
         if not rule.needs_logits:
-            return scores, None, None
+            return scores, None, None, None
         clean = _whole_rows(batch_major().astype(jnp.float32), model_axis)
-        return scores, clean, clean
+        return scores, clean, clean, drafted
 
     def sampled() -> tuple:
         perturb = functools.partial(sampling.perturb, model_axis=model_axis)
         clean, noisy = jax.vmap(perturb)(batch_major(), params, position)
         scores = score_drafts(noisy, tokens, model_axis=model_axis)
         if not rule.needs_logits:
-            return scores, None, None
-        return scores, _whole_rows(clean, model_axis), _whole_rows(noisy, model_axis)
+            return scores, None, None, None
+        # The drafter drew from what `transform` leaves; its rows are whole on every device.
+        drawn_from = None if drafted is None else jax.vmap(sampling.transform)(drafted, params)
+        return scores, _whole_rows(clean, model_axis), _whole_rows(noisy, model_axis), drawn_from
 
     is_sampled = is_any(params.temperature > 0, target.data_axis)
-    scores, clean, noisy = jax.lax.cond(is_sampled, sampled, greedy)
+    scores, clean, noisy, draft_rows = jax.lax.cond(is_sampled, sampled, greedy)
     blocks = Block(
         draft_tokens=tokens,
         draft_length=length,
         value_length=length,
-        draft_logits=draft_logits,
+        draft_logits=draft_rows,
         scores=scores,
         logits=clean,
         noisy_logits=noisy,
         key=jax.vmap(sampling.rule_key)(params.key, position),
+        temperature=params.temperature,
     )
     return jax.vmap(rule.verify, in_axes=(0, 0, 0, None))(
         blocks, state.result.ledger, requests.controls, protected

@@ -30,7 +30,7 @@ class StopReason(enum.IntEnum):
 
     NONE = 0  # nothing failed: all G positions were kept
     END_OF_DRAFT = 1  # the request proposed fewer than G tokens and all were kept
-    GATE = 2  # regret > gate * suffix value
+    GATE = 2  # regret > gate * suffix value; of other rules: their own test of the token failed
     BUDGET = 3  # the request's regret budget cannot pay for the token
     CAP = 4  # more exceptions than block_cap
     PROTECTED = 5  # the draft or the target token is a protected id
@@ -197,7 +197,8 @@ class Verdict(struct.PyTreeNode):
 
     Attributes:
       num_accepted: Draft tokens kept, int32 [].
-      next_token: The target's own token behind them (correction or bonus), int32 [].
+      next_token: The target's own token behind them (correction or bonus), int32 []. Rules that
+        toss coins put a draw of their own in place of a correction.
       target_tokens: The target's argmax at every position, int32 [G+1].
       regret: Regret of accepted exceptions in logits, 0 elsewhere, float32 [G].
       exception_mask: True where an accepted token is not the target's argmax, bool [G].
@@ -241,7 +242,9 @@ class Block(struct.PyTreeNode):
       draft_tokens: int32 [G].
       draft_length: int32 [].
       value_length: The n in the suffix value q_i = n - i, int32 [].
-      draft_logits: float32 [G, V] or None.
+      draft_logits: The drafter's logits after the same temperature, top-k and top-p, which the
+        draft tokens were drawn with, float32 [G, V]; None if the drafter hands out none, or unless
+        the rule `needs_logits`.
       scores: Argmax, maximum and draft logit of `noisy_logits`: all that most rules need.
       logits: Target logits after temperature, top-k and top-p, float32 [G+1, V]; None unless the
         rule `needs_logits`.
@@ -249,6 +252,7 @@ class Block(struct.PyTreeNode):
         where the temperature is 0. Their argmax is what plain sampling would emit. float32
         [G+1, V], or None as above.
       key: PRNG key of this request and round, for rules that draw; not consumed elsewhere.
+      temperature: The request's, float32 []; None = 0.
     """
 
     draft_tokens: jax.Array
@@ -259,6 +263,7 @@ class Block(struct.PyTreeNode):
     logits: jax.Array | None
     noisy_logits: jax.Array | None
     key: jax.Array
+    temperature: jax.Array | None = None
 
 
 class AcceptanceRule(NamedTuple):

@@ -1,14 +1,8 @@
-"""Acceptance rules behind one contract, so that one loop and one harness compare them all.
-
-A rule is an `AcceptanceRule`: `verify` looks at one request's `Block` and returns a `Verdict`,
-`settle` charges the ledger. Rules are made once per setting of their static options; the same
-options give the same object, so compiled programs are shared.
-"""
+"""The project's own rule, and strict verification, which is that rule without a budget."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 
@@ -73,6 +67,3 @@ def strict() -> AcceptanceRule:
         )
 
     return AcceptanceRule(name="strict", verify=verify, settle=verifier.settle)
-
-
-RULES: dict[str, Callable[..., AcceptanceRule]] = {"asd": asd, "strict": strict}
