@@ -10,15 +10,17 @@ from asd_jax.evaluation.grading.grade import Grade
 _OPEN = r"[\s*_`\"'$(\[{]*"
 # No further letter or digit, and no apostrophe as in "A's".
 _CLOSE = r"(?![A-Za-z0-9]|['’][a-z])"
+# No second letter, as in "A or B", "A, C" and "B and D".
+_NO_SECOND = r"(?![)\].*]*\s*(?:,|/|&|or\b|and\b)?\s*\(?[A-D]\b(?![.)]\s))"
 # "The answer is (B)", "Answer: **B**", "the correct option would be C", "I choose option D". An
 # article is no choice: "the answer is a matter of taste".
 _STATED = re.compile(
     r"(?:(?i:\b(?:answer|option|choice)\b[\s*_]*(?:is|would\s+be|must\s+be|should\s+be|:|=)"
     r"|\bI\s+(?:choose|pick|select)\b)[\s:*_]*"
     r"(?i:(?:the\s+)?(?:correct|right|best)?\s*(?:answer|option|choice|letter)?\s*(?:is|:)?))"
-    rf"{_OPEN}([A-D]){_CLOSE}(?!\s+[a-z])"
+    rf"{_OPEN}([B-D]|A(?!\s+(?!because|since|as|for|by|with)[a-z])){_CLOSE}{_NO_SECOND}"
 )
-_LINE_START = re.compile(rf"^{_OPEN}([A-D])(?:[).\]:,*]|[ \t]*$)", re.MULTILINE)
+_LINE_START = re.compile(rf"^[\s*_`\"'$]*([A-D])(?:[).\]:,*]{_NO_SECOND}|[ \t]*$)", re.MULTILINE)
 _SET_OFF = re.compile(r"\(([A-D])\)|\[([A-D])\]|\*\*([A-D])(?:[.):][^*\n]*)?\*\*")
 _ALONE = re.compile(rf"{_OPEN}([A-Da-d])[\s*_`\"'$)\]}}.:]*")
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*")

@@ -36,7 +36,6 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",
 }
 
 
