@@ -5,8 +5,9 @@ further process or thread; a session of its own, killed as a whole; a clean envi
 no output. Enforced where the kernel grants namespaces (to root, or to any user where unprivileged
 user namespaces are on): no network, and a root directory that holds Python, the system's libraries
 and a small writable file system, without /proc and without the files of the machine. A grader that
-is root gives the process a user id of its own. Elsewhere the audit hook of `confined.watch` alone
-stands against the network and against writing outside; `enforced` tells which it is.
+is root gives the process a user id of its own. Where there are no namespaces, Landlock keeps the
+process from all other files, from TCP and from signalling others, as far as the kernel's version
+goes; the rest is left to the audit hook of `confined.watch`. `enforced` tells which it is.
 
 Not enforced: the tests share the interpreter with the program, so a program written against this
 very harness can walk its frames and forge the report, and one that returns an object equal to
@@ -63,8 +64,9 @@ class Run:
     Attributes:
       is_passed: Whether all its sources ran to their end, proven by the harness's secret.
       detail: "passed", or what went wrong, in words.
-      enforced: Of "network", "files", "user" and "privileges" those that the kernel took away;
-        empty unless it passed.
+      enforced: What the kernel took away: of "network" (all of it), "tcp", "files" (all but Python
+        and its own directory), "signals" (to others), "user" (a user id of its own) and
+        "privileges"; empty unless it passed.
     """
 
     is_passed: bool

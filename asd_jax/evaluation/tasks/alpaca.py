@@ -30,7 +30,7 @@ def from_hub(row: Mapping[str, Any], hub_split: str, index: int) -> Example:
     instruction, addition = row["instruction"], row["input"]
     digest = hashlib.sha256(f"{instruction}\0{addition}".encode()).hexdigest()
     own = f"alpaca/{digest[:12]}"
-    is_calibration = hashlib.sha256(own.encode()).hexdigest() > "ca"
+    is_calibration = hashlib.sha256(own.encode()).hexdigest() > "c9a7"
     return Example(
         id=own,
         task="alpaca",

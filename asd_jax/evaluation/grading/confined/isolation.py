@@ -12,7 +12,7 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 _CLONE_NEWNS, _CLONE_NEWIPC = 0x0002_0000, 0x0800_0000
@@ -27,8 +27,10 @@ _CAPABILITY_VERSION_3 = 0x2008_0522
 # this process only, and keeps two confined processes from signalling each other.
 _FIRST_UID = 0x6000_0000
 
+Restrict = Callable[[ctypes.CDLL, Iterable[Path], str], list[str]]
 
-def isolate(directory: str, disk_bytes: int) -> list[str]:
+
+def isolate(directory: str, disk_bytes: int, restrict: Restrict | None = None) -> list[str]:
     """Takes away the network, the file system and the privileges, as far as the kernel allows.
 
     Must be called while the process has one thread. Afterwards the working directory is the only
@@ -37,9 +39,10 @@ def isolate(directory: str, disk_bytes: int) -> list[str]:
     Args:
       directory: An empty directory made for this process.
       disk_bytes: Size of the file system that can be written, in bytes.
+      restrict: `landlock.restrict`, the second choice where mounting is refused.
 
     Returns:
-      The measures taken, of "network", "files", "user", "privileges".
+      The measures taken, of "network", "files", "tcp", "signals", "user", "privileges".
     """
     taken = []
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -53,12 +56,13 @@ def isolate(directory: str, disk_bytes: int) -> list[str]:
                 _map_user(uid, gid)
             _enter_small_root(libc, directory, disk_bytes)
             taken.append("files")
-    if "files" not in taken:
+    is_mounted = "files" in taken
+    if not is_mounted:
         os.chdir(directory)
-    if uid == 0 and ("files" in taken or _is_open_to_all(sys.base_prefix)):
+    if uid == 0 and (is_mounted or _is_open_to_all(sys.base_prefix)):
         own = _FIRST_UID + os.getpid() % 0x1000_0000
         with contextlib.suppress(OSError):
-            if "files" not in taken:
+            if not is_mounted:
                 os.chown(directory, own, own)
             os.setgroups([])
             os.setresgid(own, own, own)
@@ -69,6 +73,9 @@ def isolate(directory: str, disk_bytes: int) -> list[str]:
             _drop_capabilities(libc)
             _call(libc.prctl, _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             taken.append("privileges")
+            if restrict is not None and not is_mounted:
+                taken += restrict(libc, _needed(), directory)
+        with contextlib.suppress(OSError):
             # Only now: a change of user clears it. The process is not to outlive the grader.
             _call(libc.prctl, _PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     return taken

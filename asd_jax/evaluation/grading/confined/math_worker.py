@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import types
 from pathlib import Path
 
 _LIMITS = {"memory_bytes": 4 << 30, "cpu_seconds": 1 << 20, "disk_bytes": 1 << 20}
@@ -25,14 +26,19 @@ def is_equal(reference: str, answer: str) -> bool:
 
 
 def _confine(directory: str) -> None:
-    path = Path(__file__).with_name("isolation.py")
-    spec = importlib.util.spec_from_file_location("isolation", path)
-    assert spec is not None and spec.loader is not None
-    isolation = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(isolation)
+    isolation, landlock = _sibling("isolation"), _sibling("landlock")
     isolation.limit_resources(_LIMITS)
-    isolation.isolate(directory, _LIMITS["disk_bytes"])
+    isolation.isolate(directory, _LIMITS["disk_bytes"], landlock.restrict)
     isolation.forbid_processes()
+
+
+def _sibling(name: str) -> types.ModuleType:
+    """Loads a file of this directory, which `python -I` rightly keeps off the search path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def main() -> None:

@@ -73,9 +73,9 @@ def main() -> NoReturn:
         write(report, f"\n{text}\n".encode(errors="replace"))
         leave(0)
 
-    isolation, watching = _sibling("isolation"), _sibling("watch")
+    isolation, landlock, watching = map(_sibling, ("isolation", "landlock", "watch"))
     isolation.limit_resources(order["limits"])
-    taken = isolation.isolate(order["directory"], order["limits"]["disk_bytes"])
+    taken = isolation.isolate(order["directory"], order["limits"]["disk_bytes"], landlock.restrict)
     try:
         codes = [
             compile(source, f"<{name}>", "exec", dont_inherit=True)
