@@ -6,6 +6,7 @@ import re
 
 from asd_jax.evaluation.grading.boxed import boxed
 from asd_jax.evaluation.grading.grade import Grade
+from asd_jax.evaluation.grading.thinking import answer_part
 
 _OPEN = r"[\s*_`\"'$(\[{]*"
 # No further letter or digit, and no apostrophe as in "A's".
@@ -20,7 +21,9 @@ _STATED = re.compile(
     r"(?i:(?:the\s+)?(?:correct|right|best)?\s*(?:answer|option|choice|letter)?\s*(?:is|:)?))"
     rf"{_OPEN}([B-D]|A(?!\s+(?!because|since|as|for|by|with)[a-z])){_CLOSE}{_NO_SECOND}"
 )
-_LINE_START = re.compile(rf"^[\s*_`\"'$]*([A-D])(?:[).\]:,*]{_NO_SECOND}|[ \t]*$)", re.MULTILINE)
+_LINE_START = re.compile(
+    rf"^[\s*_`\"'$]*([A-D])(?:[).\]:,*]{_NO_SECOND}|[ \t]*$|[ \t]+[-–—:])", re.MULTILINE
+)
 _SET_OFF = re.compile(r"\(([A-D])\)|\[([A-D])\]|\*\*([A-D])(?:[.):][^*\n]*)?\*\*")
 _ALONE = re.compile(rf"{_OPEN}([A-Da-d])[\s*_`\"'$)\]}}.:]*")
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*")
@@ -33,6 +36,7 @@ def choice_letter(text: str) -> str | None:
     answer is B"; the letters with which lines begin, as in "B. because"; the letters set off by
     brackets or bold type. Where the deciding ones differ, the answer is ambiguous: None.
     """
+    text = answer_part(text)
     boxes = boxed(text)
     if boxes:
         alone = _ALONE.match(_LATEX_TEXT.sub("", boxes[-1]))

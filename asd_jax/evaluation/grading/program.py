@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from asd_jax.evaluation.grading.grade import Grade
 from asd_jax.evaluation.grading.sandbox import Limits, run_confined
+from asd_jax.evaluation.grading.thinking import answer_part
 
 # A fence that is never closed is that of an answer cut off by the length limit.
 _FENCE = re.compile(
@@ -30,6 +31,7 @@ def code_of(answer: str, name: str | None = None) -> str:
       answer: What the model wrote.
       name: The function or class asked for, or None if any will do.
     """
+    answer = answer_part(answer)
     blocks = [
         textwrap.dedent(body) if _defines(textwrap.dedent(body), name) else body
         for language, body in _FENCE.findall(answer)

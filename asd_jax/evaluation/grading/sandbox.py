@@ -2,16 +2,20 @@
 
 Enforced in every case, by the kernel: limits on memory, processor time, file size and wall time; no
 further process or thread; a session of its own, killed as a whole; a clean environment; no input,
-no output. Enforced where the kernel grants namespaces (to root, or to any user where unprivileged
-user namespaces are on): no network, and a root directory that holds Python, the system's libraries
-and a small writable file system, without /proc and without the files of the machine. A grader that
-is root gives the process a user id of its own. Where there are no namespaces, Landlock keeps the
+no output. (Root is exempt from the limit on processes: where it cannot be given another user id,
+only the audit hook stops them.)
+
+Enforced where the kernel grants namespaces (to root, or to any user where unprivileged user
+namespaces are on): no network, and a root directory that holds Python, the system's libraries and a
+small writable file system, without /proc and without the files of the machine. A grader that is
+root gives the process a user id of its own. Where there are no namespaces, Landlock keeps the
 process from all other files, from TCP and from signalling others, as far as the kernel's version
 goes; the rest is left to the audit hook of `confined.watch`. `enforced` tells which it is.
 
 Not enforced: the tests share the interpreter with the program, so a program written against this
 very harness can walk its frames and forge the report, and one that returns an object equal to
-everything passes an equality test. Neither happens by accident.
+everything passes an equality test. Neither happens by accident. An answer that needs threads,
+processes, native code or packages that are not installed fails.
 """
 
 from __future__ import annotations

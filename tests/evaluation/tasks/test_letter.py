@@ -36,6 +36,8 @@ from asd_jax.evaluation.grading.letter import choice_letter, grade_letter
         ("The answer is B because light is stored", "B"),
         ("(B) Chemical energy", "B"),
         ("B, since light is stored", "B"),
+        ("<think>\nMaybe (A), or B.\n</think>\n\nC", "C"),
+        ("C - since the price rises", "C"),
         # None: ambiguous, or no letter at all
         ("The answer is A. The answer is B.", None),
         ("A. one\nB. two", None),

@@ -1,5 +1,6 @@
 """Every task on its samples and on literal answers, right and wrong."""
 
+import dataclasses
 import re
 
 import pytest
@@ -86,6 +87,7 @@ def test_forms_in_which_a_function_is_answered():
         f"```python\n{whole}```\nUse it:\n```python\nprint(seat_labels(1, 1))\n```",
         f"```sh\npip install x\n```\n```python\n{whole}```",
         f"```python\nN = 65\n{whole}```",
+        f"<think>\n```python\ndef seat_labels(a, b): return 1\n```\n</think>\n\n{whole}",
         f"```python\n{annotated}```",  # with the import of the stub
     ):
         assert grade(stub, [answer]).is_right, answer
@@ -97,6 +99,10 @@ def test_forms_in_which_a_function_is_answered():
 def test_the_stub_does_not_stand_in_for_a_missing_function():
     example = SAMPLES["humaneval"][0]
     grade = TASKS["humaneval"].grade(example, ["def longest_plateau(h): pass\ndel longest_plateau"])
+    assert not grade.is_right and "NameError" in grade.detail
+    none = dict(example.meta) | {"test": "def check(f):\n    assert f([]) is None\n"}
+    quoted = "```python\n'''\ndef longest_plateau(heights): return None\n'''\n```"
+    grade = TASKS["humaneval"].grade(dataclasses.replace(example, meta=none), [quoted])
     assert not grade.is_right and "NameError" in grade.detail
 
 
