@@ -181,13 +181,15 @@ def _draft_probs(block: Block, vocab_size: int, has_draft_probs: bool) -> jax.Ar
     """Returns q, float32 [G, V]; ids outside the vocabulary have a q of zeros."""
     if block.draft_logits is None or not has_draft_probs:
         return jax.nn.one_hot(block.draft_tokens, vocab_size, dtype=jnp.float32)
-    expected = (block.draft_tokens.shape[0], vocab_size)
-    if block.draft_logits.shape != expected:
+    num_draft, width = block.draft_logits.shape
+    if num_draft != block.draft_tokens.shape[0] or width > vocab_size:
         raise ValueError(
-            f"draft_logits: got shape {block.draft_logits.shape}, allowed is {expected}: the "
-            "drafter's logits must be as wide as the target's"
+            f"draft_logits: got shape {block.draft_logits.shape}, allowed is "
+            f"[{block.draft_tokens.shape[0]}, V] with V <= {vocab_size}, the target's"
         )
-    return jax.nn.softmax(block.draft_logits, axis=-1)
+    # On a mesh the target's vocabulary is padded, the drafter's need not be.
+    probs = jax.nn.softmax(block.draft_logits, axis=-1)
+    return jnp.pad(probs, ((0, 0), (0, vocab_size - width)))
 
 
 def _draw_residual(

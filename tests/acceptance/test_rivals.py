@@ -420,9 +420,9 @@ def test_what_a_block_lacks_is_refused_by_name():
     block = block_of([ONE, ONE], [1, 0])
     with pytest.raises(ValueError, match="draft_logits: got None.*static_ensemble.*with_logits"):
         accepted(static_ensemble(), block)
-    narrow = block.replace(draft_logits=jnp.zeros((4, 3), jnp.float32))
-    with pytest.raises(ValueError, match=r"draft_logits: got shape \(4, 3\), allowed is \(4, 4\)"):
-        accepted(rejection_sampling(), narrow)
+    wide = block.replace(draft_logits=jnp.zeros((4, 5), jnp.float32))
+    with pytest.raises(ValueError, match=r"draft_logits: got shape \(4, 5\), allowed.*V <= 4"):
+        accepted(rejection_sampling(), wide)
     for name in RIVALS:
         with pytest.raises(ValueError, match="logits: got None"):
             accepted(acceptance.RULES[name](), block.replace(logits=None))
@@ -431,6 +431,16 @@ def test_what_a_block_lacks_is_refused_by_name():
         accepted(fly(), single)
     with pytest.raises(ValueError, match="window: got 4 for 4 draft tokens a round, allowed is 1"):
         accepted(fly(window=4), block)
+
+
+def test_ids_that_the_drafter_does_not_have_are_never_its_own():
+    """As on a mesh, where only the target's vocabulary is padded."""
+    blocks = random_blocks(21, clean=True)
+    narrow = blocks.replace(draft_logits=blocks.draft_logits[:, :, :-2])
+    masked = blocks.replace(draft_logits=blocks.draft_logits.at[:, :, -2:].set(-jnp.inf))
+    rules = [rejection_sampling(), static_ensemble()]
+    for a, b in zip(judge_all(rules, narrow), judge_all(rules, masked), strict=True):
+        assert_same(a, b)
 
 
 def test_the_same_options_give_the_same_object():
