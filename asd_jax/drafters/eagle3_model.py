@@ -14,9 +14,9 @@ from flax import nnx, struct
 
 from asd_jax.cache import KVCache
 from asd_jax.drafters.eagle3_config import Eagle3Config
-from asd_jax.models.layers import MLP, Attention, Linear, RMSNorm, look_up, score_vocabulary
+from asd_jax.models.layers import Linear, RMSNorm, look_up, score_vocabulary
 from asd_jax.models.rope import rope_tables
-from asd_jax.models.transformer import DeviceShare
+from asd_jax.models.transformer import DeviceShare, attention_of, mlp_of
 
 
 class Eagle3Layer(nnx.Module):
@@ -30,28 +30,9 @@ class Eagle3Layer(nnx.Module):
         self.norm_before_residual = config.norm_before_residual
         self.input_layernorm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
         self.hidden_norm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
-        self.self_attn = Attention(
-            dim,
-            share.num_heads,
-            share.num_kv_heads,
-            decoder.head_dim,
-            qkv_bias=decoder.qkv_bias,
-            output_bias=decoder.output_bias,
-            qk_norm_eps=eps if decoder.qk_norm else None,
-            dtype=dtype,
-            rngs=rngs,
-            input_dim=2 * dim,
-            model_axis=share.axis,
-        )
+        self.self_attn = attention_of(decoder, share, dtype=dtype, rngs=rngs, input_dim=2 * dim)
         self.post_attention_layernorm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
-        self.mlp = MLP(
-            dim,
-            share.intermediate_size,
-            bias=decoder.mlp_bias,
-            dtype=dtype,
-            rngs=rngs,
-            model_axis=share.axis,
-        )
+        self.mlp = mlp_of(decoder, share, dtype=dtype, rngs=rngs)
 
     def join(self, embedded: jax.Array, feature: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns what attention reads, [2 D, M], and the residual, [D, M], of pairs [D, M]."""

@@ -136,7 +136,10 @@ def make_plan(
     vocab_size: int,
     context_length: int,
 ) -> Plan:
-    """Encodes the prompts and groups them into batches, in the order of the file.
+    """Encodes the prompts and groups them into batches.
+
+    Batches are in the order of the file where each is one prompt, and otherwise by padded length,
+    short ones first: a run that is cut short has then the most answers, and has compiled the least.
 
     Args:
       prompts: From `read_prompts`.
@@ -167,7 +170,7 @@ def make_plan(
             continue
         requests.append(_resolve(prompt, ids, min(max_new_tokens, buffer), settings))
 
-    # Dicts keep the order of the file, within a group and between groups.
+    # Dicts keep the order of the file within a group, and between those of one length.
     groups: dict[tuple[int, int], list[Request]] = {}
     for request in requests:
         bucket = bucket_length(len(request.first_ids), smallest=_SMALLEST_PROMPT)
@@ -176,10 +179,9 @@ def make_plan(
     size = settings.batch_size
     batches = [
         tuple(group[start : start + size])
-        for group in groups.values()
+        for _, group in sorted(groups.items(), key=lambda item: item[0][0])
         for start in range(0, len(group), size)
     ]
-    batches.sort(key=lambda batch: batch[0].prompt.index)
     return Plan(tuple(batches), tuple(failures), buffer)
 
 
@@ -273,10 +275,8 @@ def padded_sizes(longest: int, max_new_tokens: int, context_length: int) -> tupl
       context_length: Positions of the target.
 
     Returns:
-      P, a step of `bucket_length`, and `max_len`, a power of two, both within the context.
+      P and `max_len`, steps of `bucket_length` within the context: every slot of the room is read
+      in every forward.
     """
-    room = _SMALLEST_ROOM
-    while room < longest + max_new_tokens:
-        room *= 2
-    room = min(room, context_length)
+    room = min(bucket_length(longest + max_new_tokens, smallest=_SMALLEST_ROOM), context_length)
     return min(bucket_length(longest, smallest=_SMALLEST_PROMPT), room), room

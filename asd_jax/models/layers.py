@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from asd_jax.cache import write_slots
+from asd_jax.models.attend import attend
 from asd_jax.models.rope import apply_rope
 
 
@@ -171,7 +172,7 @@ class Attention(nnx.Module):
         index = jnp.arange(num_tokens, dtype=jnp.int32)
         last = index if is_causal else jnp.full_like(index, num_tokens - 1)
         seen_to = length[:, None] + last[None, :]
-        mixed = self._mix(q, keys, values, seen_to)
+        mixed = attend(q, keys, values, seen_to, sliding_window=self.sliding_window)
         return self.o_proj(mixed), keys, values
 
     def remember(
@@ -201,33 +202,6 @@ class Attention(nnx.Module):
             k = self.k_norm(k, axis=1)
         k = apply_rope(k, *rope).reshape(v.shape).transpose(2, 0, 3, 1)
         return write_slots(keys, k, length), write_slots(values, v.transpose(2, 0, 3, 1), length)
-
-    def _mix(
-        self, q: jax.Array, keys: jax.Array, values: jax.Array, seen_to: jax.Array
-    ) -> jax.Array:
-        """Mixes values [B, K, S, H] for queries [N, H, B * T] that see slots <= seen_to [B, T]."""
-        batch, num_kv_heads, num_slots, head_dim = keys.shape
-        num_tokens = seen_to.shape[1]
-        group = self.num_heads // num_kv_heads
-        q = (q * jnp.asarray(head_dim**-0.5, q.dtype)).reshape(
-            num_kv_heads, group, head_dim, batch, num_tokens
-        )
-        q = q.transpose(3, 0, 4, 1, 2).reshape(batch, num_kv_heads, num_tokens * group, head_dim)
-        scores = jax.lax.dot_general(
-            q, keys, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
-        ).reshape(batch, num_kv_heads, num_tokens, group, num_slots)
-
-        slot = jnp.arange(num_slots, dtype=jnp.int32)[None, None, :]
-        visible = slot <= seen_to[:, :, None]
-        if self.sliding_window is not None:
-            visible &= slot > seen_to[:, :, None] - self.sliding_window
-        scores = jnp.where(visible[:, None, :, None, :], scores, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-        weights = weights.reshape(batch, num_kv_heads, num_tokens * group, num_slots)
-
-        mixed = jax.lax.dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))
-        mixed = mixed.reshape(batch, num_kv_heads, num_tokens, group, head_dim)
-        return mixed.transpose(1, 3, 4, 0, 2).reshape(-1, batch * num_tokens)
 
 
 def look_up(table: jax.Array, tokens: jax.Array, vocab_size: int, axis: str | None) -> jax.Array:

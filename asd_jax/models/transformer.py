@@ -157,6 +157,53 @@ def device_share(config: TransformerConfig, size: int = 1, axis: str | None = No
     )
 
 
+def attention_of(
+    config: TransformerConfig,
+    share: DeviceShare,
+    *,
+    dtype: Any,
+    rngs: nnx.Rngs,
+    input_dim: int | None = None,
+    sliding_window: int | None = None,
+) -> Attention:
+    """Returns a layer's attention, or one device's share of it.
+
+    Args:
+      config: The decoder.
+      share: What the device holds.
+      dtype: Of its weights.
+      rngs: For its weights.
+      input_dim: Features that it reads. Default: the decoder's width.
+      sliding_window: As in `Attention`.
+    """
+    return Attention(
+        config.hidden_size,
+        share.num_heads,
+        share.num_kv_heads,
+        config.head_dim,
+        qkv_bias=config.qkv_bias,
+        output_bias=config.output_bias,
+        qk_norm_eps=config.norm_eps if config.qk_norm else None,
+        dtype=dtype,
+        rngs=rngs,
+        input_dim=input_dim,
+        sliding_window=sliding_window,
+        model_axis=share.axis,
+    )
+
+
+def mlp_of(config: TransformerConfig, share: DeviceShare, *, dtype: Any, rngs: nnx.Rngs) -> MLP:
+    """Returns a layer's feed-forward network, or one device's share of it."""
+    return MLP(
+        config.hidden_size,
+        share.intermediate_size,
+        bias=config.mlp_bias,
+        dtype=dtype,
+        rngs=rngs,
+        model_axis=share.axis,
+    )
+
+
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward network, each behind a norm and a residual."""
 
@@ -171,28 +218,11 @@ class DecoderLayer(nnx.Module):
     ) -> None:
         dim, eps = config.hidden_size, config.norm_eps
         self.input_layernorm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
-        self.self_attn = Attention(
-            dim,
-            share.num_heads,
-            share.num_kv_heads,
-            config.head_dim,
-            qkv_bias=config.qkv_bias,
-            output_bias=config.output_bias,
-            qk_norm_eps=config.norm_eps if config.qk_norm else None,
-            dtype=dtype,
-            rngs=rngs,
-            sliding_window=config.window(index),
-            model_axis=share.axis,
+        self.self_attn = attention_of(
+            config, share, dtype=dtype, rngs=rngs, sliding_window=config.window(index)
         )
         self.post_attention_layernorm = RMSNorm(dim, eps=eps, dtype=dtype, rngs=rngs)
-        self.mlp = MLP(
-            dim,
-            share.intermediate_size,
-            bias=config.mlp_bias,
-            dtype=dtype,
-            rngs=rngs,
-            model_axis=share.axis,
-        )
+        self.mlp = mlp_of(config, share, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
