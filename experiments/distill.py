@@ -24,6 +24,8 @@ import json
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,15 @@ from asd_jax.load import LoadedTarget, load_target
 from asd_jax.load.drafter import target_facts
 from asd_jax.sharding import make_mesh
 from asd_jax.training import acceptance, curves, trainer
-from asd_jax.training.batches import batch_at, padded_lengths
+from asd_jax.training.batch import Batch, Signals
+from asd_jax.training.batches import batch_at, padded_batch, padded_lengths, rows_at
 from asd_jax.training.blueprint import Blueprint, DrafterSizes, draw_up
+from asd_jax.training.dspark_loss import DsparkWeights
 from asd_jax.training.examples import Examples, read_examples
 from asd_jax.training.exclusion import read_exclusion
 from asd_jax.training.export import export
-from asd_jax.training.train_step import OptimizerConfig
+from asd_jax.training.feature_store import SHARD, FeatureStore, FeatureStoreError
+from asd_jax.training.train_step import OptimizerConfig, signals_of
 from asd_jax.training.vocabulary import coverage, draft_vocabulary
 from asd_jax.types import Controls
 from experiments import command_line, distill_config
@@ -95,6 +100,9 @@ def run(config: DistillConfig, name: str) -> int:
         log_every=config.log_every,
         evaluate_every=config.evaluate_every,
         patience=config.patience,
+        dtype=config.dtype,
+        loss_weights=DsparkWeights(**dataclasses.asdict(config.dspark_weights)),
+        rounds_features=config.feature_cache.directory is not None,
     )
     facts = target_facts(loaded)
     buckets = padded_lengths(examples)
@@ -104,6 +112,7 @@ def run(config: DistillConfig, name: str) -> int:
         drafter = acceptance.as_drafter(blueprint, graphdef, params, facts)
         return acceptance.measure(loaded.target, drafter, [requests], decode_config)
 
+    stored = _stored_signals(config, loaded, blueprint, examples, buckets)
     events = trainer.train(
         loaded.target,
         facts,
@@ -114,6 +123,7 @@ def run(config: DistillConfig, name: str) -> int:
         evaluate,
         train_config,
         directory,
+        stored_signals=stored,
         mesh=None if config.data_devices == 1 else make_mesh(data=config.data_devices),
     )
     for event in in_background(events):
@@ -137,6 +147,48 @@ def _blueprint(config: DistillConfig, loaded: LoadedTarget, examples: Examples) 
         print(f"vocab    {size} ids cover {covered.held_out:.1%} of held-out tokens")
     wanted = DrafterSizes(**sizes, feature_layers=tuple(map(int, layers)) or None)
     return draw_up(wanted, target_facts(loaded), vocabulary=vocabulary)
+
+
+def _stored_signals(
+    config: DistillConfig,
+    loaded: LoadedTarget,
+    blueprint: Blueprint,
+    examples: Examples,
+    buckets: tuple[int, ...],
+) -> Callable[[int, Batch], Signals | None]:
+    """Fills the feature cache, if there is to be one, and returns how a step's batch is read."""
+    cache = config.feature_cache
+    if cache.directory is None:
+        return lambda step, batch: None
+    layers = tuple(getattr(blueprint.config, "feature_layers", ()))
+    store = FeatureStore(
+        cache.directory,
+        examples,
+        target_digest=loaded.source.digest(),
+        feature_layers=layers,
+        dtype=jax.tree.leaves(loaded.target.params)[0].dtype,
+        max_bytes=int(cache.gib * 2**30),
+    )
+    begun, asked = time.perf_counter(), 0
+    shards = store.fill(
+        lambda batch: signals_of(loaded.target, batch, feature_layers=layers),
+        lambda rows: padded_batch(examples, rows, SHARD, buckets),
+    )
+    for shard in in_background(shards):
+        asked += not shard.was_there
+        if shard.done == shard.total or (asked and shard.done % 10 == 0):
+            left = (time.perf_counter() - begun) / max(asked, 1) * (shard.total - shard.done)
+            print(
+                f"features {shard.done} of {shard.total} shards in {store.directory}"
+                + (f", {left / 60:.0f} min left" if asked else ""),
+                flush=True,
+            )
+
+    def stored(step: int, batch: Batch) -> Signals | None:
+        rows = rows_at(examples, step, batch_size=config.batch_size, seed=config.seed)
+        return store.read(rows, *batch.tokens.shape)
+
+    return stored
 
 
 def _held_out(config: DistillConfig, examples: Examples) -> tuple[Requests, DecodeConfig]:
@@ -209,7 +261,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(*command_line.checked_config(distill_config.SCHEMA))
-    except (ConfigError, PromptError, CheckpointError, OSError) as error:
+    except (ConfigError, PromptError, CheckpointError, FeatureStoreError, OSError) as error:
         command_line.complain(str(error))
         return _UNUSABLE
     except KeyboardInterrupt:

@@ -37,9 +37,12 @@ class SizesConfig:
         (), "hidden_states indices that it reads; none: a low, a middle and a high one"
     )
     markov_rank: int = fields.whole(64, 1, "width of DSpark's Markov head")
+    has_own_head: bool = fields.flag(
+        True, "whether a reduced vocabulary has an output projection of its own; else the target's"
+    )
     mask_id: int = fields.whole(0, 0, "id that fills DSpark's block; one that texts do not hold")
     draft_vocab_size: int | None = fields.optional_whole(
-        1, "most frequent ids that EAGLE-3 scores; None: all"
+        1, "most frequent ids that it scores, or Medusa learns to tell apart; None: all"
     )
 
 
@@ -55,6 +58,27 @@ class OptimizerFields:
     weight_decay: float = _share(0.0, "as in AdamW")
 
 
+def _weight(default: float, about: str) -> Any:
+    return fields.number(default, lambda x: 0 <= x < math.inf, "a finite number >= 0", about)
+
+
+@dataclasses.dataclass(frozen=True)
+class DsparkWeightFields:
+    """DSpark's loss; see `asd_jax.training.dspark_loss.DsparkWeights`."""
+
+    cross_entropy: float = _weight(0.1, "of the cross-entropy with the token")
+    l1: float = _weight(0.9, "of the distance to the target's distribution")
+    confidence: float = _weight(1.0, "of the confidence's cross-entropy")
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureCacheFields:
+    """What the target says of the texts, kept on disk: an epoch does not ask it again."""
+
+    directory: str | None = fields.text(None, "where; None: the target is asked in every step")
+    gib: float = _positive(4.0, "most that it may take, GiB; the rest is asked in every step")
+
+
 @dataclasses.dataclass(frozen=True)
 class DistillConfig:
     """One run of `experiments.distill`."""
@@ -68,6 +92,9 @@ class DistillConfig:
     directory: str = fields.text("outputs/distilled", "of checkpoints, log, and drafter")
     drafter: SizesConfig = fields.group(SizesConfig)
     optimizer: OptimizerFields = fields.group(OptimizerFields)
+    dspark_weights: DsparkWeightFields = fields.group(DsparkWeightFields)
+    feature_cache: FeatureCacheFields = fields.group(FeatureCacheFields)
+    dtype: str = fields.choice("float32", ("float32", "bfloat16"), "of the weights in training")
     batch_size: int = fields.whole(8, 1, "texts a batch", high=65536)
     max_tokens: int = fields.whole(512, 8, "tokens of a text; the rest is cut")
     held_out_fraction: float = _share(0.02, "share of the texts that only measure")
@@ -87,8 +114,6 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
     for name in ("drafter.feature_layers",):
         if not all(part.isdecimal() for part in values[name]):
             problems.append(f"{name}: got {','.join(values[name])}, allowed are whole numbers")
-    if values["drafter.draft_vocab_size"] is not None and values["drafter.family"] != "eagle3":
-        problems.append("drafter.draft_vocab_size: allowed with drafter.family eagle3")
     if values["batch_size"] % values["data_devices"]:
         problems.append(
             f"batch_size: got {values['batch_size']}, allowed is a multiple of data_devices "
@@ -99,3 +124,13 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
 
 SCHEMA = Schema(DistillConfig, _misfits)
 default_config = SCHEMA.default_config
+
+
+def smollm2_config(family: str) -> Any:
+    """Returns what the drafters shipped for SmolLM2-135M-Instruct have in common."""
+    config = default_config()
+    config.exclude = TASK_SETS
+    config.directory = f"outputs/distill_smollm2_{family}"
+    config.feature_cache.directory = "outputs/features_smollm2"
+    config.drafter.family = family
+    return config

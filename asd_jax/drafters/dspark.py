@@ -24,7 +24,7 @@ from asd_jax.drafters.dspark_config import PREFIX, DsparkConfig, read_config
 from asd_jax.drafters.dspark_model import Dspark
 from asd_jax.drafters.family import DrafterFamily, DrafterOptions, ReadTensor, TargetFacts
 from asd_jax.drafters.markov import DraftChain, draft_chain, proposal_length
-from asd_jax.drafters.vocabulary_map import target_ids
+from asd_jax.drafters.vocabulary_map import target_ids, target_rows
 from asd_jax.models.checkpoint_keys import IGNORED_KEYS
 from asd_jax.models.transformer import PARAM_AXES, DeviceShare, device_share
 from asd_jax.sampling import ReducedVocabulary, SamplingParams, draw
@@ -38,7 +38,8 @@ class DsparkParams(struct.PyTreeNode):
     Attributes:
       module: State of `Dspark`.
       embed_tokens: The target's embedding, [V, D], or None.
-      lm_head: The target's output projection, [V, D], or None.
+      lm_head: The target's output projection, [V, D], or its rows of the reduced vocabulary, or
+        None.
       token_ids: Target ids of the reduced vocabulary, int32, or None.
     """
 
@@ -262,10 +263,11 @@ def as_drafter(
             offsets=read("d2t"),
             mask=read("t2d") if config.has_t2d else None,
         )
+    lm_head = facts.lm_head if token_ids is None else target_rows(facts.lm_head, token_ids)
     params = DsparkParams(
         module=state,
         embed_tokens=None if config.has_embedding else facts.embed_tokens,
-        lm_head=None if config.has_head else facts.lm_head,
+        lm_head=None if config.has_head else lm_head,
         token_ids=None if token_ids is None else jnp.asarray(token_ids),
     )
     return Drafter(

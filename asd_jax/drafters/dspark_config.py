@@ -184,7 +184,8 @@ def _check_against_target(
 
 def _reduced_vocab_size(shapes: Shapes, flat: Mapping[str, Any], vocab_size: int) -> int | None:
     """Returns how many ids the drafter scores, or None where that is all of them."""
-    rows = shapes.get("lm_head.weight", (vocab_size,))[0]
+    # Without a projection of its own it reads the target's rows of these ids.
+    rows = shapes.get("lm_head.weight", shapes.get("d2t", (vocab_size,)))[0]
     declared = flat.get("draft_vocab_size")
     mapped = shapes.get("d2t", (rows,))[0]
     if mapped != rows or (declared is not None and declared != rows):

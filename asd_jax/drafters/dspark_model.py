@@ -43,7 +43,7 @@ class Dspark(nnx.Module):
         self.embed_tokens = table(share.vocab_size) if config.has_embedding else None
         self.lm_head = table(share.vocab_size) if config.has_head and reduced is None else None
         # A reduced vocabulary lies whole on every device: hence a path of its own.
-        self.reduced_lm_head = None if reduced is None else table(reduced)
+        self.reduced_lm_head = table(reduced) if config.has_head and reduced is not None else None
         self.markov = (
             None
             if config.markov_kind is None
@@ -143,7 +143,8 @@ class Dspark(nnx.Module):
         """Scores hidden states, before the Markov head.
 
         Args:
-          head: The target's output projection, [V, D], for a drafter without one.
+          head: The target's output projection, [V, D], for a drafter without one; of a reduced
+            vocabulary its rows.
           hidden: [D, M].
           token_ids: Target ids of a reduced vocabulary, or None.
 
@@ -151,8 +152,9 @@ class Dspark(nnx.Module):
           Logits of the ids on this device, [V, M]; those that stand for no token are -inf.
         """
         if token_ids is not None:
-            assert self.reduced_lm_head is not None
-            logits = self.reduced_lm_head[...] @ hidden
+            rows = head if self.reduced_lm_head is None else self.reduced_lm_head[...]
+            assert rows is not None
+            logits = rows @ hidden.astype(rows.dtype)
             is_token = token_ids < self.config.num_ids
             return jnp.where(is_token[:, None], logits, jnp.asarray(-jnp.inf, logits.dtype))
         table = head if self.lm_head is None else self.lm_head[...]

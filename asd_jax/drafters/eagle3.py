@@ -31,7 +31,7 @@ from asd_jax.drafters.eagle3_model import (
     widen,
 )
 from asd_jax.drafters.family import DrafterFamily, DrafterOptions, ReadTensor, TargetFacts
-from asd_jax.drafters.vocabulary_map import target_ids
+from asd_jax.drafters.vocabulary_map import target_ids, target_rows
 from asd_jax.models.transformer import PARAM_AXES, device_share
 from asd_jax.sampling import ReducedVocabulary, SamplingParams, draw
 from asd_jax.sharding import is_any
@@ -229,7 +229,7 @@ def as_drafter(
     if own_head is not None:
         head = own_head.get_value()  # of a shape too, which has no [...]
     else:
-        head = facts.lm_head if token_ids is None else _rows(facts.lm_head, token_ids)
+        head = facts.lm_head if token_ids is None else target_rows(facts.lm_head, token_ids)
     embedding = facts.embed_tokens
     if module.embed_tokens is not None and _is_own(module.embed_tokens[...], embedding):
         embedding = module.embed_tokens[...]
@@ -281,15 +281,6 @@ def _is_own(own: jax.Array, shared: jax.Array) -> bool:
     if not bool(jnp.all(jnp.isfinite(own))) or not bool(jnp.any(own != 0)):
         return False
     return own.shape != shared.shape or bool(jnp.any(own.astype(shared.dtype) != shared))
-
-
-def _rows(table: jax.Array, token_ids: np.ndarray) -> jax.Array:
-    """Returns some rows of the target's table, whole on every device of its mesh."""
-    sharding = table.sharding
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
-    take = jax.jit(lambda rows, ids: jnp.take(rows, ids, axis=0), out_shardings=sharding)
-    return take(table, token_ids)
 
 
 FAMILY = DrafterFamily(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -42,3 +44,17 @@ def target_ids(
             "gives where it is there"
         )
     return ids.astype(np.int32)
+
+
+def target_rows(table: jax.Array, token_ids: np.ndarray) -> jax.Array:
+    """Returns some rows of the target's table, whole on every device of its mesh.
+
+    Args:
+      table: [V, D].
+      token_ids: int32 [Vd].
+    """
+    sharding = table.sharding
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        sharding = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec())
+    take = jax.jit(lambda rows, ids: jnp.take(rows, ids, axis=0), out_shardings=sharding)
+    return take(table, token_ids)

@@ -91,7 +91,7 @@ def batch_at(
       ValueError: As `rows_at`, or an example is longer than the last bucket.
     """
     rows = rows_at(examples, step, batch_size=batch_size, seed=seed)
-    return _batch(examples, rows, batch_size, buckets)
+    return padded_batch(examples, rows, batch_size, buckets)
 
 
 def held_out_batches(
@@ -110,7 +110,7 @@ def held_out_batches(
     rows = examples.rows(held_out=True)
     rows = rows[np.argsort(examples.lengths[rows], kind="stable")]
     for start in range(0, rows.size, batch_size):
-        yield _batch(examples, rows[start : start + batch_size], batch_size, buckets)
+        yield padded_batch(examples, rows[start : start + batch_size], batch_size, buckets)
 
 
 def _permutation(draw: np.random.PCG64, size: int) -> np.ndarray:
@@ -121,8 +121,20 @@ def _permutation(draw: np.random.PCG64, size: int) -> np.ndarray:
     return np.argsort(draw.random_raw(size), kind="stable")
 
 
-def _batch(examples: Examples, rows: np.ndarray, batch_size: int, buckets: Sequence[int]) -> Batch:
-    """Pads examples to a batch; missing rows are one token without a label."""
+def padded_batch(
+    examples: Examples, rows: np.ndarray, batch_size: int, buckets: Sequence[int]
+) -> Batch:
+    """Pads examples to a batch; missing rows are one token without a label.
+
+    Args:
+      examples: The texts.
+      rows: Some of them, at most B.
+      batch_size: B.
+      buckets: As in `batch_at`.
+
+    Raises:
+      ValueError: An example is longer than the last bucket.
+    """
     longest = int(examples.lengths[rows].max())
     padded = next((bucket for bucket in buckets if bucket >= longest), None)
     if padded is None:

@@ -36,6 +36,8 @@ class DrafterSizes:
       feature_layers: HF hidden_states indices that it reads. Default: a low, a middle and a high
         one, as EAGLE-3 has them.
       markov_rank: Of DSpark's Markov head.
+      has_own_head: Whether a reduced vocabulary has an output projection of its own, which begins
+        as the target's rows; otherwise it is those rows, neither trained nor stored.
       mask_id: Id whose embedding fills DSpark's block; one that texts do not hold.
     """
 
@@ -45,6 +47,7 @@ class DrafterSizes:
     intermediate_size: int | None = None
     feature_layers: tuple[int, ...] | None = None
     markov_rank: int = 64
+    has_own_head: bool = True
     mask_id: int = 0
 
     def __post_init__(self) -> None:
@@ -65,6 +68,7 @@ class Blueprint:
       shapes: Trained tensors by checkpoint name.
       tables: Further tensors, such as a vocabulary map, by checkpoint name.
       config: What the family reads in them.
+      scored_ids: Target ids over which the loss normalises, ascending, int32 [Vd]; None: all.
     """
 
     family: DrafterFamily
@@ -72,6 +76,7 @@ class Blueprint:
     shapes: dict[str, tuple[int, ...]]
     tables: dict[str, np.ndarray]
     config: Any
+    scored_ids: np.ndarray | None = None
 
     def path(self, name: str) -> str:
         """Returns the parameter that a tensor fills."""
@@ -94,19 +99,20 @@ def draw_up(
     Args:
       sizes: What is wanted.
       facts: About the target.
-      vocabulary: Target ids of a reduced draft vocabulary, ascending, for EAGLE-3. Default: all.
+      vocabulary: Target ids of a reduced draft vocabulary, ascending. Default: all. Medusa scores
+        all ids whatever it is, and only learns to tell these apart: its loss costs as much less.
 
     Raises:
       ValueError: The sizes do not fit the target or each other.
     """
     make = {"dspark": _dspark, "eagle3": _eagle3, "medusa": _medusa}[sizes.family]
-    if vocabulary is not None and sizes.family != "eagle3":
-        raise ValueError(f"vocabulary: got one with family {sizes.family}, allowed with eagle3")
     released, shapes, tables = make(sizes, facts, vocabulary)
     family = FAMILIES[sizes.family]
     every = shapes | {name: table.shape for name, table in tables.items()}
     config = family.read_config(released, every, facts, DrafterOptions())
-    return Blueprint(family, released, shapes, tables, config)
+    is_reduced = vocabulary is not None and len(vocabulary) < facts.config.vocab_size
+    scored_ids = np.asarray(vocabulary, np.int32) if is_reduced else None
+    return Blueprint(family, released, shapes, tables, config, scored_ids)
 
 
 _Parts = tuple[dict[str, Any], dict[str, tuple[int, ...]], dict[str, np.ndarray]]
@@ -191,13 +197,22 @@ def _eagle3(sizes: DrafterSizes, facts: TargetFacts, vocabulary: np.ndarray | No
     }
     if vocabulary is None:
         return released, shapes, {}
-    shapes["lm_head.weight"] = (len(ids), dim)
+    if sizes.has_own_head:
+        shapes["lm_head.weight"] = (len(ids), dim)
+    return released, shapes, _vocabulary_map(ids, config.vocab_size)
+
+
+def _vocabulary_map(ids: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
+    """Draft id to target id as an offset, and which target ids are drafted at all."""
     offsets = (ids - np.arange(len(ids))).astype(np.int64)
-    return released, shapes, {"d2t": offsets, "t2d": np.isin(np.arange(config.vocab_size), ids)}
+    return {"d2t": offsets, "t2d": np.isin(np.arange(vocab_size), ids)}
 
 
 def _dspark(sizes: DrafterSizes, facts: TargetFacts, vocabulary: Any) -> _Parts:
-    """DeepSpec's names; embedding and output projection are the target's."""
+    """DeepSpec's names; embedding and output projection are the target's.
+
+    A reduced vocabulary has a projection of its own and a map, as in speculators.
+    """
     config, dim = facts.config, facts.config.hidden_size
     layers = sizes.feature_layers or eagle3_default(config.num_layers)
     rank = sizes.markov_rank
@@ -225,10 +240,16 @@ def _dspark(sizes: DrafterSizes, facts: TargetFacts, vocabulary: Any) -> _Parts:
         shapes |= _layer_shapes(f"layers.{index}", released, input_dim=dim)
         for name in ("q_norm", "k_norm"):
             shapes[f"layers.{index}.self_attn.{name}.weight"] = (config.head_dim,)
+    scored = config.vocab_size if vocabulary is None else len(vocabulary)
     shapes |= {
         "markov_head.markov_w1.weight": (config.vocab_size, rank),
-        "markov_head.markov_w2.weight": (config.vocab_size, rank),
+        "markov_head.markov_w2.weight": (scored, rank),
         "confidence_head.proj.weight": (1, dim + rank),
         "confidence_head.proj.bias": (1,),
     }
-    return released, shapes, {}
+    if vocabulary is None:
+        return released, shapes, {}
+    released["draft_vocab_size"] = scored
+    if sizes.has_own_head:
+        shapes["lm_head.weight"] = (scored, dim)
+    return released, shapes, _vocabulary_map(np.asarray(vocabulary), config.vocab_size)

@@ -10,6 +10,8 @@ Source: deepseek-ai/DeepSpec@afdfa7c, `deepspec/train`; arXiv 2607.05147, sectio
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -19,7 +21,14 @@ from asd_jax.models.rope import rope_tables
 from asd_jax.training.batch import Batch, Signals, cross_entropy, weighted_mean
 from asd_jax.training.eagle3_loss import project
 
-CE_WEIGHT, L1_WEIGHT, CONFIDENCE_WEIGHT = 0.1, 0.9, 1.0
+
+@dataclasses.dataclass(frozen=True)
+class DsparkWeights:
+    """Weights of the parts of the loss; the defaults are DeepSpec's."""
+
+    cross_entropy: float = 0.1
+    l1: float = 0.9
+    confidence: float = 1.0
 
 
 def sample_anchors(key: jax.Array, batch: Batch, num_anchors: int) -> tuple[jax.Array, jax.Array]:
@@ -50,9 +59,10 @@ def dspark_loss(
     embed_tokens: jax.Array,
     lm_head: jax.Array,
     token_ids: jax.Array | None = None,
+    loss_weights: DsparkWeights = DsparkWeights(),
     decay: float = 4.0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns 0.1 CE + 0.9 L1 + BCE of the confidence, weighted means over all slots.
+    """Returns the sum of CE, L1 and the confidence's BCE, weighted means over all slots.
 
     Args:
       module: The drafter.
@@ -61,8 +71,9 @@ def dspark_loss(
       anchors: int32 [B, A].
       is_real: bool [B, A].
       embed_tokens: The target's embedding, [V, D], for a drafter without its own.
-      lm_head: The target's output projection, [V, D].
+      lm_head: The target's output projection, [V, D], or its rows of the reduced vocabulary.
       token_ids: Target ids of a reduced vocabulary, or None.
+      loss_weights: Of the three parts.
       decay: Slots after which the weight has fallen to 1 / e.
 
     Returns:
@@ -108,22 +119,21 @@ def dspark_loss(
         place.reshape(num_rows, -1, 1),
         axis=1,
     )
-    head = lm_head if token_ids is None else lm_head[token_ids]
-    teacher = (head @ rows.reshape(-1, rows.shape[-1]).T).astype(jnp.float32)
+    teacher = (lm_head @ rows.reshape(-1, rows.shape[-1]).T).astype(jnp.float32)
     if token_ids is None:
         is_token = jnp.arange(teacher.shape[0], dtype=jnp.int32) < config.num_ids
         teacher = jnp.where(is_token[:, None], teacher, -jnp.inf)
     p = jax.lax.stop_gradient(jax.nn.softmax(teacher, axis=0))
     distance = jnp.sum(jnp.abs(q - p), axis=0)
 
-    total = CE_WEIGHT * weighted_mean(cross_entropy(logits, row), weights)
-    total += L1_WEIGHT * weighted_mean(distance, weights)
+    total = loss_weights.cross_entropy * weighted_mean(cross_entropy(logits, row), weights)
+    total += loss_weights.l1 * weighted_mean(distance, weights)
     acceptance = jax.lax.stop_gradient(1 - 0.5 * distance)
     if module.confidence is not None:
         read = hidden if embedded is None else jnp.concatenate([hidden, embedded])
         sure = module.confidence(read[: module.confidence.weight.shape[1]])[0].astype(jnp.float32)
         bce = jax.nn.softplus(sure) - acceptance * sure
-        total += CONFIDENCE_WEIGHT * weighted_mean(bce, weights)
+        total += loss_weights.confidence * weighted_mean(bce, weights)
 
     def by_slot(values: jax.Array) -> jax.Array:
         values = values.reshape(-1, num_slots).astype(jnp.float32)

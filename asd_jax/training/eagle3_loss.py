@@ -55,8 +55,11 @@ def eagle3_loss(
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
     in_vocabulary = jnp.zeros((embed_tokens.shape[0],), bool).at[token_ids].set(True)
-    # Row i of the target predicts the token at i + 1.
-    teacher = _columns(signals.hidden)
+    # Row i of the target predicts the token at i + 1. Every step reads the same rows, shifted.
+    hidden = _columns(signals.hidden)
+    teacher = (target_head @ hidden.reshape(hidden.shape[0], -1)).astype(jnp.float32)
+    teacher = jax.nn.softmax(teacher, axis=0).reshape(-1, num_rows, num_tokens)
+    teacher = jax.lax.stop_gradient(teacher)
     total, accuracy = jnp.float32(0), []
     for step in range(num_steps):
         tokens = batch.shifted(step + 1).reshape(-1)
@@ -73,13 +76,10 @@ def eagle3_loss(
         logits = (head @ normed.astype(head.dtype)).astype(jnp.float32)
         log_q = jax.nn.log_softmax(logits, axis=0)
         # The token at i + 2 + step is what the target's row i + 1 + step predicts.
-        rows = jnp.pad(teacher[:, :, step + 1 :], ((0, 0), (0, 0), (0, step + 1)))
-        p = jax.nn.softmax(
-            (target_head @ rows.reshape(rows.shape[0], -1)).astype(jnp.float32), axis=0
-        )
+        p = jnp.pad(teacher[:, :, step + 1 :], ((0, 0), (0, 0), (0, step + 1)))
+        p = p.reshape(p.shape[0], -1)
         labels = batch.shifted(step + 2).reshape(-1)
         counts = batch.is_label(step + 2).reshape(-1) & in_vocabulary[labels]
-        p = jax.lax.stop_gradient(p)
         total += decay**step * weighted_mean(-jnp.sum(p * log_q, axis=0), counts)
         hit = token_ids[jnp.argmax(logits, axis=0)] == labels
         is_label = batch.is_label(step + 2).reshape(-1)

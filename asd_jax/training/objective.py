@@ -15,7 +15,7 @@ from asd_jax.drafters.family import TargetFacts
 from asd_jax.models.parameters import flat_params, unflat_params
 from asd_jax.training.batch import Batch, Signals
 from asd_jax.training.blueprint import Blueprint
-from asd_jax.training.dspark_loss import dspark_loss, sample_anchors
+from asd_jax.training.dspark_loss import DsparkWeights, dspark_loss, sample_anchors
 from asd_jax.training.eagle3_loss import eagle3_loss
 from asd_jax.training.medusa_loss import medusa_loss
 
@@ -30,6 +30,7 @@ class Objective:
       num_ids: Ids of the target that stand for a token.
       num_steps: EAGLE-3's unrolled steps.
       num_anchors: Blocks of a text in DSpark's loss.
+      loss_weights: Of DSpark's loss.
     """
 
     family: str
@@ -37,6 +38,7 @@ class Objective:
     num_ids: int
     num_steps: int
     num_anchors: int
+    loss_weights: DsparkWeights = DsparkWeights()
 
     def __call__(
         self,
@@ -58,7 +60,12 @@ class Objective:
         module: Any = nnx.merge(self.graphdef, unflat_params(params))
         if self.family == "medusa":
             return medusa_loss(
-                module, batch, signals, lm_head=tables["lm_head"], num_ids=self.num_ids
+                module,
+                batch,
+                signals,
+                lm_head=tables.get("target_head", tables["lm_head"]),
+                num_ids=self.num_ids,
+                token_ids=tables.get("token_ids"),
             )
         if self.family == "eagle3":
             own = module.reduced_head if module.config.is_reduced else module.lm_head
@@ -81,18 +88,19 @@ class Objective:
             anchors,
             is_real,
             embed_tokens=tables["embed_tokens"],
-            lm_head=tables["lm_head"],
+            lm_head=tables.get("target_head", tables["lm_head"]),
+            token_ids=tables.get("token_ids"),
+            loss_weights=self.loss_weights,
         )
 
 
 def frozen_tables(blueprint: Blueprint, facts: TargetFacts) -> dict[str, jax.Array]:
     """Returns the target's tables that a loss reads; none of them is trained."""
     tables = {"embed_tokens": facts.embed_tokens, "lm_head": facts.lm_head}
-    if blueprint.family.name == "eagle3":
+    ids = blueprint.scored_ids
+    if ids is None and blueprint.family.name == "eagle3":
         ids = np.arange(facts.num_ids, dtype=np.int32)
-        if "d2t" in blueprint.tables:
-            offsets = blueprint.tables["d2t"]
-            ids = (offsets + np.arange(len(offsets))).astype(np.int32)
+    if ids is not None:
         tables["token_ids"] = jnp.asarray(ids)
         tables["target_head"] = jnp.take(facts.lm_head, jnp.asarray(ids), axis=0)
     return tables
@@ -111,9 +119,11 @@ def start_params(
         for head in module.heads:
             for block in head.blocks:
                 block.weight[...] = jnp.zeros_like(block.weight[...])
-    elif blueprint.family.name == "eagle3" and module.reduced_head is not None:
-        rows = frozen_tables(blueprint, facts)["target_head"]
-        module.reduced_head[...] = rows.astype(module.dtype)
+    for name in ("reduced_head", "reduced_lm_head", "lm_head"):
+        head = getattr(module, name, None)
+        if head is not None:
+            rows = frozen_tables(blueprint, facts).get("target_head", facts.lm_head)
+            head[...] = rows[: head[...].shape[0]].astype(head[...].dtype)
     graphdef, state = nnx.split(module)
     params = flat_params(state)
     missing = [name for name in blueprint.shapes if blueprint.path(name) not in params]

@@ -71,8 +71,15 @@ def start(params: dict[str, jax.Array], config: OptimizerConfig) -> TrainState:
     )
 
 
-def signals_of(target: Target, batch: Batch, feature_layers: tuple[int, ...]) -> Signals:
-    """Runs the target over a batch of texts."""
+@functools.partial(jax.jit, static_argnames=("feature_layers",))
+def signals_of(target: Target, batch: Batch, *, feature_layers: tuple[int, ...]) -> Signals:
+    """Runs the target over a batch of texts.
+
+    Args:
+      target: Whole on every device.
+      batch: Texts; divided along a mesh's data axis where they are.
+      feature_layers: Residual streams to return, hidden_states indices.
+    """
     num_rows, num_tokens = batch.tokens.shape
     output = target.forward(
         target.params,
@@ -86,36 +93,33 @@ def signals_of(target: Target, batch: Batch, feature_layers: tuple[int, ...]) ->
 
 @functools.partial(
     jax.jit,
-    static_argnames=("objective", "config", "feature_layers"),
+    static_argnames=("objective", "config"),
     donate_argnames=("state",),
 )
 def train_step(
     state: TrainState,
-    target: Target,
     tables: Mapping[str, jax.Array],
     batch: Batch,
+    signals: Signals,
     key: jax.Array,
     *,
     objective: Objective,
     config: OptimizerConfig,
-    feature_layers: tuple[int, ...],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Takes one batch in.
 
     Args:
       state: Donated.
-      target: Whole on every device.
       tables: From `objective.frozen_tables`.
       batch: Texts; divided along a mesh's data axis where they are.
+      signals: What the target says of them.
       key: Of the whole run; not consumed, each step folds its number in.
       objective: What is minimised.
       config: Of the optimiser.
-      feature_layers: Residual streams that the drafter reads.
 
     Returns:
       The next state, and `loss`, `gradient_norm` and the objective's metrics.
     """
-    signals = jax.lax.stop_gradient(signals_of(target, batch, feature_layers))
     own_key = jax.random.fold_in(key, state.step)
     (loss, metrics), gradient = jax.value_and_grad(objective, has_aux=True)(
         state.params, tables, batch, signals, own_key

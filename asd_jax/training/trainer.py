@@ -22,11 +22,13 @@ from asd_jax.checkpoints.source import CheckpointError
 from asd_jax.drafters.family import TargetFacts
 from asd_jax.sharding import DATA, shard_state
 from asd_jax.training.acceptance import Acceptance
-from asd_jax.training.batch import Batch
+from asd_jax.training.batch import Batch, Signals
 from asd_jax.training.blueprint import Blueprint
 from asd_jax.training.checkpoints import Checkpoints
+from asd_jax.training.dspark_loss import DsparkWeights
+from asd_jax.training.feature_store import rounded
 from asd_jax.training.objective import Objective, frozen_tables, start_params
-from asd_jax.training.train_step import OptimizerConfig, start, train_step
+from asd_jax.training.train_step import OptimizerConfig, signals_of, start, train_step
 from asd_jax.types import Target
 
 
@@ -42,6 +44,8 @@ class TrainConfig:
       evaluate_every: Batches between two evaluations, each of which also saves a checkpoint.
       patience: Evaluations without a new best after which training stops; 0 = never.
       dtype: Of the weights while training.
+      loss_weights: Of DSpark's loss.
+      rounds_features: Whether what the target says is rounded as a `FeatureStore` keeps it.
     """
 
     optimizer: OptimizerConfig
@@ -51,6 +55,8 @@ class TrainConfig:
     evaluate_every: int = 200
     patience: int = 0
     dtype: str = "float32"
+    loss_weights: DsparkWeights = DsparkWeights()
+    rounds_features: bool = False
 
     @property
     def num_batches(self) -> int:
@@ -94,6 +100,7 @@ def train(
     config: TrainConfig,
     directory: Path,
     *,
+    stored_signals: Callable[[int, Batch], Signals | None] = lambda step, batch: None,
     mesh: Mesh | None = None,
 ) -> Iterator[Event]:
     """Trains, or goes on training, and yields what happens.
@@ -106,6 +113,8 @@ def train(
       evaluate: Measures weights by decoding.
       config: How to train.
       directory: Holds `checkpoints/` and `log.jsonl`.
+      stored_signals: What the target says of the batch of a step where that is on disk, rounded;
+        otherwise it is asked.
       mesh: Its data axis divides every batch. Default: one device.
 
     Raises:
@@ -118,7 +127,9 @@ def train(
         num_ids=facts.num_ids,
         num_steps=blueprint.config.num_draft_tokens if blueprint.family.name == "eagle3" else 0,
         num_anchors=config.num_anchors,
+        loss_weights=config.loss_weights,
     )
+    feature_layers = tuple(getattr(blueprint.config, "feature_layers", ()))
     state = _everywhere(start(params, config.optimizer), mesh)
     target, tables = _everywhere((target, frozen_tables(blueprint, facts)), mesh)
     checkpoints = Checkpoints(directory / "checkpoints")
@@ -138,17 +149,14 @@ def train(
         if config.patience and info["waited"] >= config.patience:
             break
         batch = batch_at(step)
+        signals = stored_signals(step, batch)
         if mesh is not None:
-            batch = shard_state(batch, mesh)
+            batch, signals = shard_state((batch, signals), mesh)
+        if signals is None:
+            signals = signals_of(target, batch, feature_layers=feature_layers)
+            signals = rounded(signals) if config.rounds_features else signals
         state, metrics = train_step(
-            state,
-            target,
-            tables,
-            batch,
-            key,
-            objective=objective,
-            config=config.optimizer,
-            feature_layers=getattr(blueprint.config, "feature_layers", ()),
+            state, tables, batch, signals, key, objective=objective, config=config.optimizer
         )
         done = step + 1
         if done % config.log_every == 0 or done == config.num_batches:

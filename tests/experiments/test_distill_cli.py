@@ -95,7 +95,7 @@ def test_from_prompts_to_a_drafter_that_decodes(cli):
     [
         ({"drafter": {"family": "lstm"}}, "drafter.family: got 'lstm'"),
         ({"drafter": {"feature_layers": ("1", "x")}}, "drafter.feature_layers: got 1,x"),
-        ({"drafter": {"draft_vocab_size": 5}}, "drafter.draft_vocab_size: allowed with"),
+        ({"drafter": {"draft_vocab_size": 0}}, "drafter.draft_vocab_size: got 0"),
         ({"optimizer": {"learning_rate": 0.0}}, "optimizer.learning_rate: got 0.0"),
         ({"batch_size": 3, "data_devices": 2}, "batch_size: got 3, allowed is a multiple"),
         ({"steps": 3}, "steps: no such field"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import shutil
 
@@ -31,7 +32,7 @@ from asd_jax.training.batch import Batch
 from asd_jax.training.blueprint import DrafterSizes, draw_up
 from asd_jax.training.export import export
 from asd_jax.training.objective import Objective, frozen_tables, start_params
-from asd_jax.training.train_step import OptimizerConfig, start, train_step
+from asd_jax.training.train_step import OptimizerConfig, signals_of, start, train_step
 from tests import tiny
 
 SIZES = {
@@ -68,10 +69,11 @@ def texts_of(path):
 class Setup:
     """One family's drafter for the tiny target."""
 
-    def __init__(self, loaded, family, vocabulary=None):
+    def __init__(self, loaded, family, vocabulary=None, **changes):
         self.loaded, self.target = loaded, loaded.target
         self.facts = target_facts(loaded)
-        self.blueprint = draw_up(SIZES[family], self.facts, vocabulary=vocabulary)
+        sizes = dataclasses.replace(SIZES[family], **changes)
+        self.blueprint = draw_up(sizes, self.facts, vocabulary=vocabulary)
         self.texts = texts_of(str(loaded.source.path))
 
     def batch_at(self, step, size=16):
@@ -129,10 +131,14 @@ def test_a_drafter_learns_the_texts_of_its_target(loaded, family, tmp_path):
     assert lines[-1]["held_out"]["acceptance_length"] == last.acceptance.acceptance_length
 
 
-@families
-def test_what_is_exported_is_what_was_trained(loaded, family, tmp_path):
-    vocabulary = np.arange(0, 61, 2) if family == "eagle3" else None
-    setup = Setup(loaded, family, vocabulary)
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [("medusa", "full"), *itertools.product(("eagle3", "dspark"), ("full", "own", "target's"))],
+)
+def test_what_is_exported_is_what_was_trained(loaded, family, head, tmp_path):
+    vocabulary = None if head == "full" else np.arange(0, 61, 2)
+    setup = Setup(loaded, family, vocabulary, has_own_head=head == "own")
+    assert ("lm_head.weight" in setup.blueprint.shapes) == (head == "own")
     graphdef, params = start_params(setup.blueprint, setup.facts, seed=3, dtype="float32")
     noise = np.random.default_rng(0)
     params = {  # some weights begin as zeros or ones
@@ -154,6 +160,23 @@ def test_what_is_exported_is_what_was_trained(loaded, family, tmp_path):
     export(tmp_path / "drafter", setup.blueprint, params, dtype=np.float32, card="new")
     assert (tmp_path / "drafter" / "README.md").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
+
+
+@pytest.mark.parametrize("has_own_head", [True, False])
+@pytest.mark.parametrize("family", ["eagle3", "dspark"])
+def test_a_vocabulary_of_all_tokens_begins_as_none_does(loaded, family, has_own_head):
+    """Its own projection begins as the target's rows."""
+    losses, shared = [], {}
+    for vocabulary in (None, np.arange(61)):
+        setup = Setup(loaded, family, vocabulary, has_own_head=has_own_head)
+        graphdef, params = start_params(setup.blueprint, setup.facts, seed=3, dtype="float32")
+        own = {path: shared.get(path.replace("reduced_w2", "w2"), params[path]) for path in params}
+        shared = shared or own
+        tables, batch = frozen_tables(setup.blueprint, setup.facts), setup.batch_at(0)
+        signals = signals_of(setup.target, batch, feature_layers=SIZES[family].feature_layers)
+        objective = Objective(family, graphdef, 61, 3, 8)
+        losses.append(float(objective(own, tables, batch, signals, jax.random.key(0))[0]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_bits(loaded, tmp_path):
@@ -222,10 +245,10 @@ def one_step(setup, batch, mesh=None):
     if mesh is not None:
         state, target, tables = trainer._everywhere((state, target, tables), mesh)
         batch = trainer.shard_state(batch, mesh)
+    signals = signals_of(target, batch, feature_layers=(1, 2))
     return train_step(
-        state, target, tables, batch, jax.random.key(0),
-        objective=objective, config=optimizer, feature_layers=(1, 2),
-    )  # fmt: skip
+        state, tables, batch, signals, jax.random.key(0), objective=objective, config=optimizer
+    )
 
 
 @pytest.mark.slow
@@ -245,8 +268,6 @@ def test_impossible_sizes_are_refused(loaded):
         DrafterSizes("lstm", 3)
     with pytest.raises(ValueError, match="num_draft_tokens: got 0"):
         DrafterSizes("medusa", 0)
-    with pytest.raises(ValueError, match="vocabulary: got one with family medusa"):
-        draw_up(SIZES["medusa"], facts, vocabulary=np.arange(5))
     with pytest.raises(ValueError, match="target_layer_ids"):
         draw_up(DrafterSizes("dspark", 3, feature_layers=(1, 9)), facts)
     with pytest.raises(ValueError, match="model: got 2, allowed is 1"):
