@@ -72,6 +72,7 @@ class Trace(struct.PyTreeNode):
       num_accepted: int32 [B, R].
       num_committed: Tokens emitted by the round, int32 [B, R].
       stop_reason: `StopReason`, int32 [B, R].
+      stop_regret: Regret of the draft token that was refused, 0 where none was, float32 [B, R].
     """
 
     start: jax.Array
@@ -83,6 +84,7 @@ class Trace(struct.PyTreeNode):
     num_accepted: jax.Array
     num_committed: jax.Array
     stop_reason: jax.Array
+    stop_regret: jax.Array
 
 
 class DecodeResult(struct.PyTreeNode):
@@ -159,6 +161,7 @@ def empty_result(ledger: Ledger, config: DecodeConfig) -> DecodeResult:
         num_accepted=zeros(num_recorded),
         num_committed=zeros(num_recorded),
         stop_reason=zeros(num_recorded),
+        stop_regret=zeros(num_recorded, dtype=jnp.float32),
     )
     return DecodeResult(
         tokens=zeros(config.max_new_tokens),
@@ -245,6 +248,7 @@ def record_round(
         num_accepted=verdict.num_accepted,
         num_committed=num_committed,
         stop_reason=verdict.stop_reason,
+        stop_regret=verdict.stop_regret,
     )
     trace = jax.tree.map(
         lambda leaf, new: jax.vmap(lambda row, at, value: row.at[at].set(value, mode="drop"))(

@@ -204,6 +204,8 @@ class Verdict(struct.PyTreeNode):
       exception_mask: True where an accepted token is not the target's argmax, bool [G].
       num_strict: Draft tokens that strict verification would have kept, int32 [].
       stop_reason: A `StopReason`, int32 [].
+      stop_regret: Regret of the draft token that ended the prefix, in logits, float32 []; 0 where
+        the draft ended, infinite for a token that has none.
       is_finite: False if a row that this decision rests on (0..num_accepted) has an argmax that
         is NaN or infinite, bool [].
       num_finite: Leading rows with a finite argmax, int32 []: only the first `num_finite` of the
@@ -217,6 +219,7 @@ class Verdict(struct.PyTreeNode):
     exception_mask: jax.Array
     num_strict: jax.Array
     stop_reason: jax.Array
+    stop_regret: jax.Array
     is_finite: jax.Array
     num_finite: jax.Array
 

@@ -154,9 +154,23 @@ def decide(
         exception_mask=accepted_exception,
         num_strict=_prefix_length(~exception & proposed),
         stop_reason=reason[num_accepted],
+        stop_regret=regret_at(raw_regret, num_accepted, draft_length),
         is_finite=num_finite > num_accepted,
         num_finite=num_finite,
     )
+
+
+def regret_at(raw_regret: jax.Array, position: jax.Array, draft_length: jax.Array) -> jax.Array:
+    """Returns the regret of the draft token at a position, 0 at the end of the draft, float32 [].
+
+    Args:
+      raw_regret: Top minus draft logit, float32 [G]; infinite is returned where it is not finite.
+      position: int32 [], 0..G.
+      draft_length: int32 [].
+    """
+    padded = jnp.append(raw_regret, jnp.float32(0))
+    padded = jnp.where(jnp.isfinite(padded), padded, jnp.float32(jnp.inf))
+    return jnp.where(position < draft_length, padded[position], jnp.float32(0))
 
 
 def _refusals(

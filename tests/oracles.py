@@ -22,6 +22,7 @@ VERDICT_FIELDS = (
     "exception_mask",
     "num_strict",
     "stop_reason",
+    "stop_regret",
     "is_finite",
     "num_finite",
 )
@@ -93,7 +94,7 @@ def verify_loop(
     count = 0
     regret = np.zeros(num_draft, np.float32)
     mask = np.zeros(num_draft, bool)
-    accepted, reason = 0, NONE
+    accepted, reason, stop_regret = 0, NONE, np.float32(0)
     with np.errstate(invalid="ignore", over="ignore"):
         for i in range(num_draft):
             if i >= n:
@@ -122,6 +123,8 @@ def verify_loop(
                 elif not total < budget or not after <= budget:
                     reason = BUDGET
                 if reason != NONE:
+                    is_valid = in_vocabulary and np.isfinite(r)
+                    stop_regret = r if is_valid else np.float32(np.inf)
                     break
                 total, count = after, count + 1
                 regret[i], mask[i] = r, True
@@ -135,6 +138,7 @@ def verify_loop(
         "exception_mask": mask,
         "num_strict": num_strict,
         "stop_reason": reason,
+        "stop_regret": stop_regret,
         "is_finite": num_finite > accepted,
         "num_finite": num_finite,
     }

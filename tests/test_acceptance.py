@@ -168,6 +168,7 @@ def token_v3(alpha: float) -> AcceptanceRule:
             stop_reason=jnp.where(
                 accepted < num_draft, jnp.int32(StopReason.GATE), jnp.int32(StopReason.NONE)
             ),
+            stop_regret=verifier.regret_at(regret, accepted, block.draft_length),
             is_finite=finite > accepted,
             num_finite=finite,
         )

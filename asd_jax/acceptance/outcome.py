@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from asd_jax.types import Block, StopReason, Verdict
+from asd_jax.verifier import regret_at
 
 
 def target_rows(block: Block) -> jax.Array:
@@ -100,6 +101,7 @@ def conclude(
         exception_mask=is_exception,
         num_strict=_prefix_length(matches(block) & proposed),
         stop_reason=reason[num_accepted],
+        stop_regret=regret_at(_regret(block), num_accepted, block.draft_length),
         is_finite=num_finite > num_accepted,
         num_finite=num_finite,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats  # type: ignore[import-untyped,unused-ignore]
+from scipy import stats
 
 Floats = npt.NDArray[np.float64]
 METHODS = ("bca", "percentile", "basic")

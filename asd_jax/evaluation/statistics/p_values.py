@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special  # type: ignore[import-untyped,unused-ignore]
+from scipy import special
 
 Floats = npt.NDArray[np.float64]
 METHODS = ("hoeffding_bentkus", "binomial", "betting")

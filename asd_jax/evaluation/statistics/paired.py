@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats  # type: ignore[import-untyped,unused-ignore]
+from scipy import stats
 
 from asd_jax.evaluation.statistics.bootstrap import Interval
 
