@@ -15,8 +15,11 @@ arm:
     ledger              spent, budget (logits; "inf" = no limit), exceptions, reused, proposed,
                         accepted, rounds, exhausted_at (round, -1 = never); over all turns
     exceptions          only with trace: position in token_ids, draft and target id and text,
-                        regret in logits, and reused, the draft tokens kept right behind it up to
-                        the next exception or the end of the block
+                        regret in logits, reused, the draft tokens kept right behind it up to the
+                        next exception or the end of the block, and where it stood in its block:
+                        draft_position, from 0, of draft_length proposed tokens
+    refusals            only with trace: [position, draft_position, draft_length, regret] of every
+                        draft token that ended its block; "inf" is the regret of one without
     turns               only for several turns: text, token_ids, prompt_tokens, completion_tokens
                         and finish_reason of each
 
@@ -80,11 +83,12 @@ def row(answer: Answer, tokenizer: TextCodec, *, with_exceptions: bool = False) 
         },
     }
     if with_exceptions:
-        found, offset = [], 0
+        found, refused, offset = [], [], 0
         for turn in answer.turns:
             found += exceptions(turn, tokenizer, offset=offset)
+            refused += refusals(turn, offset=offset)
             offset += len(turn.token_ids)
-        result["exceptions"] = found
+        result |= {"exceptions": found, "refusals": refused}
     if len(turns) > 1:
         result["turns"] = turns
     return result
@@ -128,8 +132,33 @@ def exceptions(turn: Turn, tokenizer: TextCodec, *, offset: int = 0) -> list[dic
                     "target": tokenizer.decode([target], skip_special_tokens=False),
                     "regret": plain_number(trace.regret[block, place]),
                     "reused": following - place - 1,
+                    "draft_position": place,
+                    "draft_length": int(trace.draft_length[block]),
                 }
             )
+    return found
+
+
+def refusals(turn: Turn, *, offset: int = 0) -> list[list[Any]]:
+    """Returns the draft tokens that ended their block, in order.
+
+    Args:
+      turn: With its trace; without one there are none.
+      offset: Tokens of the answer before this turn, added to every position.
+
+    Returns:
+      [position, draft_position, draft_length, regret] of each, as in the module's table.
+    """
+    trace = turn.trace
+    if trace is None:
+        return []
+    found = []
+    for block in np.flatnonzero(trace.start >= 0):
+        place, length = int(trace.num_accepted[block]), int(trace.draft_length[block])
+        # Where the answer ended before it, the token was not refused by the rule.
+        if place < length and place < int(trace.num_committed[block]):
+            position = offset + int(trace.start[block]) + place
+            found.append([position, place, length, plain_number(trace.stop_regret[block])])
     return found
 
 

@@ -46,9 +46,12 @@ def make_trace(blocks, num_rounds=4, num_draft=3):
         num_accepted=np.zeros(num_rounds, int),
         num_committed=np.zeros(num_rounds, int),
         stop_reason=np.zeros(num_rounds, int),
+        stop_regret=np.zeros(num_rounds, np.float32),
     )
     for i, (start, draft, target, regret, mask, accepted, committed) in enumerate(blocks):
-        trace.start[i] = start
+        trace.start[i], trace.draft_length[i] = start, num_draft
+        if accepted < num_draft:
+            trace.stop_regret[i] = 0.75
         trace.draft_tokens[i], trace.target_tokens[i] = draft, target
         trace.regret[i], trace.exception_mask[i] = regret, mask
         trace.num_accepted[i], trace.num_committed[i] = accepted, committed
@@ -128,11 +131,11 @@ def test_exceptions_stand_at_their_positions_and_count_what_they_reused():
     entries = row(make_answer([FIRST]), Letters(), with_exceptions=True)["exceptions"]
     assert entries == [
         {"position": 1, "draft_id": 2, "target_id": 26, "draft": "b", "target": "z",
-         "regret": 0.1, "reused": 1},
+         "regret": 0.1, "reused": 1, "draft_position": 0, "draft_length": 3},
         {"position": 3, "draft_id": 4, "target_id": 25, "draft": "d", "target": "y",
-         "regret": 1.5, "reused": 0},
+         "regret": 1.5, "reused": 0, "draft_position": 2, "draft_length": 3},
         {"position": 5, "draft_id": 6, "target_id": 24, "draft": "f", "target": "x",
-         "regret": 0.25, "reused": 1},
+         "regret": 0.25, "reused": 1, "draft_position": 0, "draft_length": 3},
     ]  # fmt: skip
     assert all(FIRST.token_ids[entry["position"]] == entry["draft_id"] for entry in entries)
 
@@ -150,6 +153,9 @@ def test_a_row_of_several_turns_adds_them_up_and_keeps_them_apart():
     last = result["exceptions"][-1]
     assert (last["position"], last["draft_id"], last["reused"]) == (8, 9, 0)
     assert result["token_ids"][last["position"]] == last["draft_id"]
+    # The first turn's blocks were kept whole, or cut by its end; the second's was refused at its
+    # second token, where the target's own came instead.
+    assert result["refusals"] == [[9, 1, 3, 0.75]]
 
 
 def test_an_answer_without_a_round_or_a_token_is_a_row_too():

@@ -1,0 +1,1 @@
+"""From decoded calibration prompts to the controls that an audit may freeze."""
