@@ -46,6 +46,7 @@
       ["target", visible(exception.target)],
       ["regret", exception.regret.toFixed(3) + " logits"],
     ];
+    if (exception.num > 1) rows.push(["holds", exception.num + " exceptions"]);
     if (exception.position !== null) rows.push(["position", "token " + exception.position]);
     const list = element("dl");
     for (const [name, value] of rows) list.append(element("dt", "", name), element("dd", "", value));
@@ -145,7 +146,8 @@
         ? element("p", "", "The study holds none.")
         : textBox("Reference", answer.reference),
     );
-    const count = exceptions.length;
+    // One stretch holds several exceptions where they share a character.
+    const count = exceptions.reduce((sum, piece) => sum + (piece.exception.num ?? 1), 0);
     const spent = [count + (count === 1 ? " exception" : " exceptions")];
     if (answer.asd && answer.asd.spent !== null) {
       spent.push("regret spent " + answer.asd.spent.toFixed(2) + " logits");

@@ -161,6 +161,9 @@ def record(required: Mapping[str, Check], maybe: Mapping[str, Check] | None = No
             raise StudyError(f"{prefix}{missing[0]}: is missing")
         extra += [f"{prefix}{name}" for name in value if name not in {**required, **maybe}]
         read = {name: check(value[name], prefix + name, extra) for name, check in required.items()}
+        undefined = [name for name in required if read[name] is None]
+        if undefined:
+            raise StudyError(f"{prefix}{undefined[0]}: has null where a number is needed")
         for name, check in maybe.items():
             read[name] = optional(check)(value.get(name), prefix + name, extra)
         return read
@@ -169,14 +172,20 @@ def record(required: Mapping[str, Check], maybe: Mapping[str, Check] | None = No
 
 
 def interval(low: float = -_LARGEST, high: float = _LARGEST) -> Check:
-    """An object of estimate, low, high and confidence, with all values in [low, high]."""
+    """An object of estimate, low, high and confidence, with all values in [low, high].
+
+    One of which a number is null, as an undefined figure is written, is read as None.
+    """
     end = number(low, high)
     fields = record(
         {"estimate": end, "low": end, "high": end, "confidence": number(0, 1)},
         {"method": free, "num_units": free},
     )
 
-    def check_interval(value: Any, where: str, extra: list[str]) -> Interval:
+    def check_interval(value: Any, where: str, extra: list[str]) -> Interval | None:
+        if isinstance(value, Mapping) and {*Interval._fields} <= value.keys():
+            if any(value[name] is None for name in Interval._fields):
+                return None
         known = fields(value, where, extra)
         read = Interval(*(known[name] for name in Interval._fields))
         if read.low > read.high:
@@ -184,3 +193,14 @@ def interval(low: float = -_LARGEST, high: float = _LARGEST) -> Check:
         return read
 
     return check_interval
+
+
+def amount(low: float = -_LARGEST, high: float = _LARGEST) -> Check:
+    """A number in [low, high], with an interval or without."""
+    alone, spread = number(low, high), interval(low, high)
+
+    def check_amount(value: Any, where: str, extra: list[str]) -> Any:
+        check = spread if isinstance(value, Mapping) else alone
+        return check(value, where, extra)
+
+    return check_amount

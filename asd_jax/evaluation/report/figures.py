@@ -105,7 +105,8 @@ def _small(
 
 def _acceptance(name: str, task: dict[str, Any]) -> Markup | None:
     arms = task["acceptance"] or {}
-    shares = {arm: (arms.get(arm) or {}).get("by_position") for arm in ("strict", "asd")}
+    known = {arm: arms.get(arm) or {} for arm in ("strict", "asd")}
+    shares = {arm: a.get("by_position") or a.get("kept_share") for arm, a in known.items()}
     return task_curves.draw_acceptance(name, **shares) if any(shares.values()) else None
 
 
@@ -131,7 +132,7 @@ def acceptance_section(study: Study) -> Markup:
     return section(
         "acceptance",
         "Acceptance by draft position",
-        tag("p", "Percent of draft tokens that are kept, by their position in the draft."),
+        tag("p", "Percent of rounds in which the draft token at each position is kept."),
         tag("ul", legend, class_="legend") if drawn[0].startswith("<div") else None,
         drawn,
     )

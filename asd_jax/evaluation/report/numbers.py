@@ -48,6 +48,13 @@ def maybe_spread(
     return spread(interval.times(factor), digits, is_change=is_change)
 
 
+def amount(value: Interval | float | None, digits: int = 1, *, factor: float = 1) -> str:
+    """Returns a number, and its interval if it has one, or a dash for none."""
+    if isinstance(value, Interval):
+        return spread(value.times(factor), digits)
+    return plain(None if value is None else factor * value, digits)
+
+
 def in_words(interval: Interval, unit: str, digits: int = 1, *, is_change: bool = True) -> str:
     """Returns an estimate and its interval for a sentence."""
     write = signed if is_change else plain

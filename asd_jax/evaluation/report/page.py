@@ -91,6 +91,7 @@ def _task_sections(study: Study) -> list[Markup]:
             "tasks",
             "Tasks in numbers",
             tables.overview(study),
+            tables.means(study),
             [tables.task_details(name, task) for name, task in study.tasks.items()],
         ),
     ]

@@ -51,6 +51,8 @@ def gain_sentence(study: Study) -> str:
     """Returns what may be said about speed."""
     gain, where = gain_of(study)
     if gain is None:
+        if is_gated(study):
+            return "No mean gain in throughput over the timed tasks is given."
         return "The gain in throughput was not measured."
     measured = in_words(gain, "%")
     if failed_gates(study):

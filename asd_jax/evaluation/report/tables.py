@@ -8,7 +8,7 @@ from typing import Any
 
 from asd_jax.evaluation.report.fields import Interval
 from asd_jax.evaluation.report.markup import Child, Markup, join, name_of, table, tag
-from asd_jax.evaluation.report.numbers import maybe_spread, p_value, percent, plain, signed
+from asd_jax.evaluation.report.numbers import amount, maybe_spread, p_value, percent, plain, signed
 from asd_jax.evaluation.report.study import Study
 
 _DASH = "–"
@@ -49,11 +49,38 @@ def _overview_row(name: str, task: dict[str, Any]) -> list[Child]:
         maybe_spread(accuracy.get("difference"), factor=100, is_change=True),
         p_value(accuracy.get("p_value")),
         maybe_spread(length.get("change_percent"), is_change=True),
-        percent(task["divergence"]),
-        plain(exceptions.get("per_answer"), 2),
-        plain(exceptions.get("regret_per_answer"), 2),
-        percent(exceptions.get("exhausted_share")),
+        percent(_estimate((task["divergence"] or {}).get("share"))),
+        plain(_estimate(exceptions.get("per_answer")), 2),
+        plain(_estimate(exceptions.get("regret_per_answer")), 2),
+        percent(_estimate(exceptions.get("exhausted_share"))),
     ]
+
+
+def means(study: Study) -> Markup | None:
+    """Returns the means over tasks that the summary leaves out, if there are any."""
+    mean = study.mean
+    changes = [
+        ("Length change, %", "length_change_percent"),
+        ("Change in tokens a target forward, %", "tokens_per_forward_change_percent"),
+    ]
+    rows = [
+        (words, maybe_spread(mean[name], is_change=True))
+        for words, name in changes
+        if mean.get(name)
+    ]
+    amounts = [
+        ("Answers that differ, %", "divergence", 100),
+        ("Exceptions an answer", "exceptions_per_answer", 1),
+        ("Regret an answer, logits", "regret_per_answer", 1),
+    ]
+    rows += [
+        (words, maybe_spread(mean[name], 2, factor=factor))
+        for words, name, factor in amounts
+        if mean.get(name)
+    ]
+    if not rows:
+        return None
+    return table("Means over tasks, each weighing the same", ["Measure", "Mean [interval]"], rows)
 
 
 def task_details(name: str, task: dict[str, Any]) -> Markup:
@@ -85,7 +112,7 @@ def _arms_table(name: str, task: dict[str, Any]) -> Markup:
             "Tokens a target forward [interval]",
             maybe_spread(speed["strict"], 2),
             maybe_spread(speed["asd"], 2),
-            _DASH,
+            _with_unit(maybe_spread(acceptance.get("change_percent"), is_change=True), "%"),
         ],
     ]
     if overlap:
@@ -94,38 +121,49 @@ def _arms_table(name: str, task: dict[str, Any]) -> Markup:
                 "Overlap with the reference, % (this is not quality)",
                 maybe_spread(overlap["strict"], factor=100),
                 maybe_spread(overlap["asd"], factor=100),
-                _DASH,
+                maybe_spread(overlap["difference"], factor=100, is_change=True),
             ]
         )
     stops = task["stops"] or {}
     ends = {arm: stops.get(arm) or {} for arm in ("strict", "asd")}
     for reason in dict.fromkeys([*ends["strict"], *ends["asd"]]):
         counts = [ends[arm].get(reason, 0 if ends[arm] else None) for arm in ("strict", "asd")]
-        rows.append([f"Ended by {reason}, answers", *(plain(n, 0) for n in counts), _DASH])
+        rows.append([f"Ended by {reason}, turns", *(plain(n, 0) for n in counts), _DASH])
     return table(f"{name}: both arms", ["Measure", "Strict", "ASD", "Change"], rows)
 
 
 def _counts_table(name: str, task: dict[str, Any]) -> Markup:
     timing, accuracy = task["throughput"] or {}, task["accuracy"] or {}
     exceptions, stops = task["exceptions"] or {}, task["stops"] or {}
+    divergence, missing = task["divergence"] or {}, task["missing"] or {}
     graded = {True: "yes", False: "no", None: _DASH}[task["is_graded"]]
     gates = {True: "hold", False: "fail", None: "not run"}[timing.get("valid")]
     if timing.get("reasons"):
         gates += f": {', '.join(timing['reasons']).replace('_', ' ')}"
     rows: list[list[Child]] = [
         ["Prompts", plain(task["num"], 0)],
+        ["Prompts without an answer from strict", plain(missing.get("strict"), 0)],
+        ["Prompts without an answer from ASD", plain(missing.get("asd"), 0)],
         ["Graded", graded],
         ["Right in both arms, answers", plain(accuracy.get("both_right"), 0)],
         ["Right only in strict, answers", plain(accuracy.get("only_strict"), 0)],
         ["Right only in ASD, answers", plain(accuracy.get("only_asd"), 0)],
         ["Wrong in both arms, answers", plain(accuracy.get("both_wrong"), 0)],
         ["p that the arms are equally often right", p_value(accuracy.get("p_value"))],
-        ["Answers that differ, %", percent(task["divergence"])],
-        ["ASD ended earlier, answers", plain(stops.get("earlier"), 0)],
-        ["ASD ended later, answers", plain(stops.get("later"), 0)],
-        ["Exceptions an answer", plain(exceptions.get("per_answer"), 2)],
-        ["Regret an answer, logits", plain(exceptions.get("regret_per_answer"), 2)],
-        ["Budget exhausted, % of answers", percent(exceptions.get("exhausted_share"))],
+        ["Answers that differ, %", amount(divergence.get("share"), factor=100)],
+        [
+            "Answers that part elsewhere than at an exception",
+            plain(divergence.get("without_exception"), 0),
+        ],
+        ["First difference, median token", plain((task["first_divergence"] or {}).get("0.5"), 0)],
+        ["ASD stopped earlier, turns", plain(stops.get("earlier"), 0)],
+        ["ASD stopped later, turns", plain(stops.get("later"), 0)],
+        ["Only strict stopped by itself, turns", plain(stops.get("only_strict"), 0)],
+        ["Only ASD stopped by itself, turns", plain(stops.get("only_asd"), 0)],
+        ["Exceptions an answer", amount(exceptions.get("per_answer"), 2)],
+        ["Regret an answer, logits", amount(exceptions.get("regret_per_answer"), 2)],
+        ["Tokens kept behind exceptions an answer", amount(exceptions.get("reused_per_answer"), 2)],
+        ["Budget exhausted, % of answers", amount(exceptions.get("exhausted_share"), factor=100)],
         [
             "Throughput change, % [interval]",
             maybe_spread(timing.get("gain_percent"), is_change=True),
@@ -159,8 +197,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, st
             yield prefix + name, json.dumps(value, ensure_ascii=False)
 
 
-def _estimate(interval: Interval | None) -> float | None:
-    return None if interval is None else interval.estimate
+def _estimate(value: Interval | float | None) -> float | None:
+    return value.estimate if isinstance(value, Interval) else value
 
 
 def _with_unit(written: str, unit: str) -> str:

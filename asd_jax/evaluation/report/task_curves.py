@@ -17,7 +17,7 @@ _WHOLE = svg.Scale(0, 1, _BOTTOM, _TOP)
 def draw_acceptance(
     task: str, strict: Sequence[float] | None, asd: Sequence[float] | None
 ) -> Markup:
-    """Returns the shares of drafts kept at each position of the draft, for both arms.
+    """Returns the share of rounds that keep each position of the draft, for both arms.
 
     Args:
       task: Its name.
