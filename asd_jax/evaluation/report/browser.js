@@ -7,10 +7,17 @@
   const get = (id) => document.getElementById(id);
   const [chooseTask, chooseAnswer, note] = [get("choose-task"), get("choose-answer"), get("note")];
 
+  // Control characters become their pictures, and what turns the reading direction U+FFFD: an answer
+  // must not turn the words around it.
+  const shown = (text) =>
+    text
+      .replace(/[\u0000-\u0008\u000b-\u001f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
+      .replace(/[\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
   const element = (name, kind, ...children) => {
     const made = document.createElement(name);
     if (kind) made.className = kind;
-    made.append(...children.filter((child) => child !== null));
+    const kept = children.filter((child) => child !== null);
+    made.append(...kept.map((child) => (typeof child === "string" ? shown(child) : child)));
     return made;
   };
   const option = (words, value) => {
@@ -42,8 +49,8 @@
   const show = (mark, exception) => {
     hide();
     const rows = [
-      ["draft", visible(exception.draft)],
-      ["target", visible(exception.target)],
+      ["draft", visible(short(exception.draft))],
+      ["target", visible(short(exception.target))],
       ["regret", exception.regret.toFixed(3) + " logits"],
     ];
     if (exception.num > 1) rows.push(["holds", exception.num + " exceptions"]);
@@ -71,14 +78,14 @@
       mark.append(element("span", "sign", visible(piece.text)));
       if (piece.text.includes("\n")) mark.append(piece.text);
     } else {
-      mark.append(piece.text);
+      mark.append(shown(piece.text));
     }
     mark.tabIndex = 0;
     mark.setAttribute("role", "button");
     const { draft, target, regret } = piece.exception;
     mark.setAttribute(
       "aria-label",
-      `exception: draft ${draft}, target ${target}, regret ${regret.toFixed(3)} logits`,
+      `exception: draft ${short(draft)}, target ${short(target)}, regret ${regret.toFixed(3)} logits`,
     );
     const open = () => show(mark, piece.exception);
     mark.addEventListener("mouseenter", open);
@@ -164,8 +171,8 @@
         armBox("asd", "ASD", answer.asd, spent, ...pieces),
       ),
     );
-    get("answer-state").textContent =
-      `Answer ${index + 1} of ${task.length}: ${short(answer.id)}`;
+    const state = `Answer ${index + 1} of ${task.length}: ${short(answer.id)}`;
+    get("answer-state").textContent = shown(state);
     get("previous").disabled = index === 0;
     get("next").disabled = index === task.length - 1;
   };

@@ -100,7 +100,9 @@ def _arms_table(name: str, task: dict[str, Any]) -> Markup:
             "Accuracy, % [interval]",
             maybe_spread(accuracy.get("strict"), factor=100),
             maybe_spread(accuracy.get("asd"), factor=100),
-            maybe_spread(accuracy.get("difference"), factor=100, is_change=True),
+            _with_unit(
+                maybe_spread(accuracy.get("difference"), factor=100, is_change=True), "points"
+            ),
         ],
         [
             "Mean length, tokens",
@@ -121,7 +123,9 @@ def _arms_table(name: str, task: dict[str, Any]) -> Markup:
                 "Overlap with the reference, % (this is not quality)",
                 maybe_spread(overlap["strict"], factor=100),
                 maybe_spread(overlap["asd"], factor=100),
-                maybe_spread(overlap["difference"], factor=100, is_change=True),
+                _with_unit(
+                    maybe_spread(overlap["difference"], factor=100, is_change=True), "points"
+                ),
             ]
         )
     stops = task["stops"] or {}
