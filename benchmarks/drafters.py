@@ -54,7 +54,7 @@ def make_arms(loaded: asd_jax.LoadedTarget, names: list[str]) -> list[Arm]:
     for name in names:
         where, size = DRAFTERS[name]
         drafter = asd_jax.load_drafter(where, target=loaded, num_draft_tokens=size)
-        count = size or drafter.num_draft_tokens
+        count = size or drafter.num_draft_tokens or 1
         arms.append(Arm(f"{name} strict", drafter, rule, count, False))
         arms.append(Arm(f"{name} asd", drafter, rule, count, True))
     return arms

@@ -25,17 +25,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import ml_dtypes
+import numpy as np
 from absl import app
 from flax import nnx
 
 from asd_jax.checkpoints.source import CheckpointError
 from asd_jax.decode import DecodeConfig, Requests, bucket_length, make_requests
+from asd_jax.drafters.family import TargetFacts
 from asd_jax.evaluation.prompts import PromptError, read_prompts
 from asd_jax.evaluation.receipt import git_commit
 from asd_jax.load import LoadedTarget, load_target
@@ -43,13 +45,22 @@ from asd_jax.load.drafter import target_facts
 from asd_jax.sharding import make_mesh
 from asd_jax.training import acceptance, curves, trainer
 from asd_jax.training.batch import Batch, Signals
-from asd_jax.training.batches import batch_at, padded_batch, padded_lengths, rows_at
+from asd_jax.training.batches import (
+    batch_at,
+    num_batches,
+    padded_batch,
+    padded_lengths,
+    rows_at,
+)
 from asd_jax.training.blueprint import Blueprint, DrafterSizes, draw_up
 from asd_jax.training.dspark_loss import DsparkWeights
 from asd_jax.training.examples import Examples, read_examples
 from asd_jax.training.exclusion import read_exclusion
-from asd_jax.training.export import export
+from asd_jax.training.export import export, read_export
+from asd_jax.training.feature_scale import feature_scale, scaled, unfolded
 from asd_jax.training.feature_store import SHARD, FeatureStore, FeatureStoreError
+from asd_jax.training.linear_start import linear_start
+from asd_jax.training.objective import frozen_tables
 from asd_jax.training.train_step import OptimizerConfig, signals_of
 from asd_jax.training.vocabulary import coverage, draft_vocabulary
 from asd_jax.types import Controls
@@ -59,6 +70,7 @@ from experiments.distill_config import DistillConfig
 from experiments.fields import ConfigError
 
 _DONE, _UNUSABLE, _INTERRUPTED = 0, command_line.UNUSABLE, 130
+_SCALED_BY = 32  # batches that tell how wide features are
 
 
 def run(config: DistillConfig, name: str) -> int:
@@ -101,6 +113,8 @@ def run(config: DistillConfig, name: str) -> int:
         evaluate_every=config.evaluate_every,
         patience=config.patience,
         dtype=config.dtype,
+        scales_features=True,
+        start_from=config.start_from,
         loss_weights=DsparkWeights(**dataclasses.asdict(config.dspark_weights)),
         rounds_features=config.feature_cache.directory is not None,
     )
@@ -113,22 +127,37 @@ def run(config: DistillConfig, name: str) -> int:
         return acceptance.measure(loaded.target, drafter, [requests], decode_config)
 
     stored = _stored_signals(config, loaded, blueprint, examples, buckets)
+
+    def batch_of(step: int) -> Batch:
+        return batch_at(
+            examples, step, batch_size=config.batch_size, seed=config.seed, buckets=buckets
+        )
+
+    def epoch(most: int | None = None) -> Iterator[tuple[Batch, Signals]]:
+        layers = tuple(getattr(blueprint.config, "feature_layers", ()))
+        for step in range(num_batches(examples, config.batch_size))[:most]:
+            batch = batch_of(step)
+            signals = stored(step, batch)
+            yield batch, signals or signals_of(loaded.target, batch, feature_layers=layers)
+
+    has_features = bool(getattr(blueprint.config, "feature_layers", ()))
+    scale = feature_scale(epoch(_SCALED_BY)) if has_features else None
     events = trainer.train(
         loaded.target,
         facts,
         blueprint,
-        lambda step: batch_at(
-            examples, step, batch_size=config.batch_size, seed=config.seed, buckets=buckets
-        ),
+        batch_of,
         evaluate,
         train_config,
         directory,
+        first_weights=_first_weights(config, blueprint, facts, epoch, scale),
         stored_signals=stored,
+        scale=scale,
         mesh=None if config.data_devices == 1 else make_mesh(data=config.data_devices),
     )
     for event in in_background(events):
         print(_told(event, train_config.num_batches), flush=True)
-    params = trainer.best_params(directory, blueprint, facts, train_config)
+    params = trainer.best_params(directory, blueprint, facts, train_config, scale=scale)
     card = _card(config, name, loaded, directory, report)
     export(directory / "drafter", blueprint, params, dtype=ml_dtypes.bfloat16, card=card)
     curves.draw(directory / "log.jsonl", directory / "curves.png")
@@ -189,6 +218,29 @@ def _stored_signals(
         return store.read(rows, *batch.tokens.shape)
 
     return stored
+
+
+def _first_weights(
+    config: DistillConfig,
+    blueprint: Blueprint,
+    facts: TargetFacts,
+    epoch: Callable[[], Iterator[tuple[Batch, Signals]]],
+    scale: np.ndarray | None,
+) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
+    """Returns what makes fresh weights those of step 0."""
+
+    def first(fresh: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        if config.start_from is None:
+            return fresh
+        if config.start_from != distill_config.LINEAR:
+            params = read_export(config.start_from, blueprint, config.dtype)
+            return params if scale is None else unfolded(params, scale)
+        print("start    least squares over the features", flush=True)
+        head = frozen_tables(blueprint, facts)["target_head"]
+        pairs = epoch() if scale is None else ((b, scaled(s, scale)) for b, s in epoch())
+        return linear_start(fresh, head, pairs)
+
+    return first
 
 
 def _held_out(config: DistillConfig, examples: Examples) -> tuple[Requests, DecodeConfig]:

@@ -10,6 +10,7 @@ from typing import Any
 from experiments import fields
 from experiments.fields import Schema
 
+LINEAR = "linear"
 # Of the evaluation data, whose questions no drafter may learn.
 TASK_SETS = tuple(
     f"../shared/data/{task}.jsonl"
@@ -94,6 +95,10 @@ class DistillConfig:
     optimizer: OptimizerFields = fields.group(OptimizerFields)
     dspark_weights: DsparkWeightFields = fields.group(DsparkWeightFields)
     feature_cache: FeatureCacheFields = fields.group(FeatureCacheFields)
+    start_from: str | None = fields.text(
+        None,
+        "folder of a drafter to go on from, or linear: least squares for EAGLE-3; None: at random",
+    )
     dtype: str = fields.choice("float32", ("float32", "bfloat16"), "of the weights in training")
     batch_size: int = fields.whole(8, 1, "texts a batch", high=65536)
     max_tokens: int = fields.whole(512, 8, "tokens of a text; the rest is cut")
@@ -110,7 +115,7 @@ class DistillConfig:
 
 def _misfits(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with fields taken together."""
-    problems = []
+    problems = _start_misfits(values)
     for name in ("drafter.feature_layers",):
         if not all(part.isdecimal() for part in values[name]):
             problems.append(f"{name}: got {','.join(values[name])}, allowed are whole numbers")
@@ -124,6 +129,18 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
 
 SCHEMA = Schema(DistillConfig, _misfits)
 default_config = SCHEMA.default_config
+
+
+def _start_misfits(values: Mapping[str, Any]) -> list[str]:
+    """Returns what keeps a run from beginning as it is to."""
+    if values["start_from"] != LINEAR:
+        return []
+    problems = []
+    if values["drafter.family"] != "eagle3":
+        problems.append("start_from: got linear, allowed with drafter.family eagle3")
+    if values["feature_cache.directory"] is None:
+        problems.append("start_from: got linear, allowed with a feature_cache.directory")
+    return problems
 
 
 def smollm2_config(family: str) -> Any:

@@ -109,7 +109,8 @@ def draw_up(
     released, shapes, tables = make(sizes, facts, vocabulary)
     family = FAMILIES[sizes.family]
     every = shapes | {name: table.shape for name, table in tables.items()}
-    config = family.read_config(released, every, facts, DrafterOptions())
+    options = DrafterOptions(num_draft_tokens=sizes.num_draft_tokens)
+    config = family.read_config(released, every, facts, options)
     is_reduced = vocabulary is not None and len(vocabulary) < facts.config.vocab_size
     scored_ids = np.asarray(vocabulary, np.int32) if is_reduced else None
     return Blueprint(family, released, shapes, tables, config, scored_ids)

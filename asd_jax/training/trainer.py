@@ -26,6 +26,7 @@ from asd_jax.training.batch import Batch, Signals
 from asd_jax.training.blueprint import Blueprint
 from asd_jax.training.checkpoints import Checkpoints
 from asd_jax.training.dspark_loss import DsparkWeights
+from asd_jax.training.feature_scale import folded, scaled
 from asd_jax.training.feature_store import rounded
 from asd_jax.training.objective import Objective, frozen_tables, start_params
 from asd_jax.training.train_step import OptimizerConfig, signals_of, start, train_step
@@ -45,6 +46,8 @@ class TrainConfig:
       patience: Evaluations without a new best after which training stops; 0 = never.
       dtype: Of the weights while training.
       loss_weights: Of DSpark's loss.
+      scales_features: Whether they are divided by their widths; `train` is given those.
+      start_from: What the first weights are, in words; `train` is given them.
       rounds_features: Whether what the target says is rounded as a `FeatureStore` keeps it.
     """
 
@@ -57,6 +60,8 @@ class TrainConfig:
     dtype: str = "float32"
     loss_weights: DsparkWeights = DsparkWeights()
     rounds_features: bool = False
+    scales_features: bool = False
+    start_from: str | None = None
 
     @property
     def num_batches(self) -> int:
@@ -100,7 +105,9 @@ def train(
     config: TrainConfig,
     directory: Path,
     *,
+    first_weights: Callable[[dict[str, jax.Array]], dict[str, jax.Array]] = lambda fresh: fresh,
     stored_signals: Callable[[int, Batch], Signals | None] = lambda step, batch: None,
+    scale: np.ndarray | None = None,
     mesh: Mesh | None = None,
 ) -> Iterator[Event]:
     """Trains, or goes on training, and yields what happens.
@@ -113,8 +120,10 @@ def train(
       evaluate: Measures weights by decoding.
       config: How to train.
       directory: Holds `checkpoints/` and `log.jsonl`.
+      first_weights: From fresh weights to those of step 0; not asked by a run that goes on.
       stored_signals: What the target says of the batch of a step where that is on disk, rounded;
         otherwise it is asked.
+      scale: What features are divided by, [F * D]; weights are given to `evaluate` without it.
       mesh: Its data axis divides every batch. Default: one device.
 
     Raises:
@@ -130,9 +139,11 @@ def train(
         loss_weights=config.loss_weights,
     )
     feature_layers = tuple(getattr(blueprint.config, "feature_layers", ()))
+    checkpoints = Checkpoints(directory / "checkpoints")
+    if checkpoints.last_step is None:
+        params = first_weights(params)
     state = _everywhere(start(params, config.optimizer), mesh)
     target, tables = _everywhere((target, frozen_tables(blueprint, facts)), mesh)
-    checkpoints = Checkpoints(directory / "checkpoints")
     described = describe(blueprint, config)
     info: dict[str, Any] = {"run": described, "best": 0.0, "waited": 0}
     if checkpoints.last_step is not None:
@@ -155,6 +166,8 @@ def train(
         if signals is None:
             signals = signals_of(target, batch, feature_layers=feature_layers)
             signals = rounded(signals) if config.rounds_features else signals
+        if scale is not None:
+            signals = scaled(signals, scale)
         state, metrics = train_step(
             state, tables, batch, signals, key, objective=objective, config=config.optimizer
         )
@@ -166,7 +179,8 @@ def train(
             log.write({"step": done, **numbers})
             yield Progress(done, numbers, pace * (config.num_batches - done))
         if done % config.evaluate_every == 0 or done == config.num_batches:
-            acceptance = evaluate(state.params, graphdef)
+            usable = state.params if scale is None else folded(state.params, scale)
+            acceptance = evaluate(usable, graphdef)
             is_best = acceptance.acceptance_length > info["best"]
             info = {
                 "run": described,
@@ -180,9 +194,14 @@ def train(
 
 
 def best_params(
-    directory: Path, blueprint: Blueprint, facts: TargetFacts, config: TrainConfig
+    directory: Path,
+    blueprint: Blueprint,
+    facts: TargetFacts,
+    config: TrainConfig,
+    *,
+    scale: np.ndarray | None = None,
 ) -> dict[str, jax.Array]:
-    """Returns the weights of the best evaluation.
+    """Returns the weights of the best evaluation, as they read features that are not scaled.
 
     Raises:
       CheckpointError: There is none, or it is damaged.
@@ -192,7 +211,7 @@ def best_params(
     checkpoints = Checkpoints(directory / "checkpoints")
     state, _ = checkpoints.restore(template, best=True)
     checkpoints.close()
-    return state.params
+    return state.params if scale is None else folded(state.params, scale)
 
 
 def describe(blueprint: Blueprint, config: TrainConfig) -> dict[str, Any]:

@@ -57,17 +57,19 @@ def grid(
     Raises:
       ValueError: There is none, or a number is none of the verifier's.
     """
-    lists = [list(x) for x in (gates, block_caps, budgets, draft_lengths)]
-    for name, values, low in (
-        ("gates", lists[0], 0.0),
-        ("block_caps", lists[1], 0),
-        ("budgets", lists[2], 0.0),
-    ):
-        if not values or not all(value > low for value in values):
+    gates, block_caps, budgets = list(gates), list(block_caps), list(budgets)
+    for name, values in (("gates", gates), ("block_caps", block_caps), ("budgets", budgets)):
+        if not values or not all(value > 0 for value in values):
             raise ValueError(f"{name}: got {values}, allowed is one or more numbers > 0")
-    if not lists[3] or not all(length is None or length >= 1 for length in lists[3]):
-        raise ValueError(f"draft_lengths: got {lists[3]}, allowed are whole numbers >= 1")
-    settings = {Setting(*values) for values in itertools.product(*lists)}
+    draft_lengths = list(draft_lengths)
+    if not draft_lengths or not all(length is None or length >= 1 for length in draft_lengths):
+        raise ValueError(f"draft_lengths: got {draft_lengths}, allowed are whole numbers >= 1")
+    settings = {
+        Setting(gate, block_cap, budget, length)
+        for gate, block_cap, budget, length in itertools.product(
+            gates, block_caps, budgets, draft_lengths
+        )
+    }
     return tuple(
         sorted(settings, key=lambda s: (s.gate, s.block_cap, s.budget, s.draft_length or 0))
     )

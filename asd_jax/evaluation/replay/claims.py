@@ -139,7 +139,9 @@ def rescore_row(
         ledger=row["ledger"],
     )
     params = _scalar_params(settings, request.seed)
-    said, texts, parts, start = claim.said_targets(), [], [], 0
+    said, start = claim.said_targets(), 0
+    texts: list[str] = []
+    parts: list[Rescored] = []
     for turn in row.get("turns") or [row]:
         ids = list(turn["token_ids"])
         prompt: Sequence[int] = request.first_ids
