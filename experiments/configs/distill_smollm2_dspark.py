@@ -25,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.dspark_weights.l1 = 1.0
     config.dspark_weights.confidence = 0.3
     config.num_anchors = 24
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer.learning_rate = 3e-4
     config.optimizer.num_steps = 900
     config.evaluate_every = 300
     return config

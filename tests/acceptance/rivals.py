@@ -315,7 +315,16 @@ def expected(
         "exception_mask": mask,
         "num_strict": num_strict,
         "stop_reason": reason,
+        "stop_regret": _stop_regret(regret, is_valid, kept, n),
         "is_finite": num_finite > kept,
         "num_finite": num_finite,
     }
     return verdict, min((m for m in margins if m > 0), default=np.inf)
+
+
+def _stop_regret(regret, is_valid, kept, n):
+    """What the refused token would have cost: 0 at the end of the draft, infinite for no token."""
+    if kept >= n:
+        return np.float32(0)
+    value = np.float32(regret(kept)) if is_valid(kept) else np.float32(np.inf)
+    return value if np.isfinite(value) else np.float32(np.inf)

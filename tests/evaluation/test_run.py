@@ -122,11 +122,29 @@ def test_strict_and_a_zero_budget_give_the_greedy_tokens(watched):
     assert rows["b", "asd"]["ledger"]["budget"] == 0
 
 
+def assert_alike(one, other):
+    """Equal but for regrets, whose last bits depend on the batch."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_alike(one[name], other[name])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_alike(a, b)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, abs=1e-4)
+    else:
+        assert one == other
+
+
 def test_an_arm_decodes_what_the_loop_decodes_row_by_row(watched):
     _, rows, *_ = watched
     for record in RECORDS[:2]:
         _, alone, _ = decode_all([record], arms=ARMS[2:], batch_size=1)
-        assert alone[record["id"], "asd"] == rows[record["id"], "asd"]
+        one, other = (part[record["id"], "asd"] for part in (alone, rows))
+        assert_alike(one, other)
 
     prompt = TOKENIZER.encode("abcabcabcab", add_bos=True)
     config = DecodeConfig(
@@ -365,13 +383,13 @@ def test_seeds_follow_the_line_or_the_request_and_strict_samples_like_greedy():
     assert texts[0] == texts[2] != texts[1]
 
 
-def test_batches_hold_alike_requests_in_the_order_of_the_file():
+def test_batches_hold_alike_requests_short_ones_first():
     lengths = [10, 140, 20, 130, 30, 250]
     records = [{"id": str(n), "prompt_token_ids": [1] * n} for n in lengths]
     records.append({"id": "turns", "turns": ["a", "b"]})
     plan = make_plan(prompts(*records), TOKENIZER, Settings(batch_size=2), **SIZES)
     ids = [[request.prompt.id for request in batch] for batch in plan.batches]
-    assert ids == [["10", "20"], ["140", "130"], ["30"], ["250"], ["turns"]]
+    assert ids == [["10", "20"], ["30"], ["turns"], ["140", "130"], ["250"]]
     alone = make_plan(prompts(*records), TOKENIZER, Settings(), **SIZES)
     assert [batch[0].prompt.id for batch in alone.batches] == [*map(str, lengths), "turns"]
 

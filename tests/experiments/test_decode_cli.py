@@ -55,6 +55,7 @@ def test_good_requests_are_answered_under_every_arm(cli, whole):
     assert set(rows[0]) == {
         "id", "arm", "text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason",
         "acceptance_length", "accept_histogram", "ledger", "exceptions",
+        "refusals",
     }  # fmt: skip
     run = header["run"]
     assert run["config"]["target"] == "model" and run["config"]["trace"] is True

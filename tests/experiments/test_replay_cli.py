@@ -19,7 +19,13 @@ def replay(cli, output, *arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture(scope="module", params=[0.0, 0.9], ids=["greedy", "sampled"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(0.0, id="greedy"),
+        pytest.param(0.9, id="sampled", marks=pytest.mark.slow),
+    ],
+)
 def decoded(cli, request):
     """A traced run with exceptions, one conversation of two turns among its requests."""
     name = f"traced_{request.param}"
@@ -72,10 +78,11 @@ def test_cut_short_it_goes_on_and_ends_with_the_same_file(cli, decoded):
     assert replay(cli, "cut.jsonl")[0] == 0
     path = cli.folder / "cut.replay.jsonl"
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
+    start = whole.index(b"\n") + 1
+    path.write_bytes(whole[: start + (len(whole) - start) // 2])
     status, stdout, _ = replay(cli, "cut.jsonl")
     assert status == 0 and path.read_bytes() == whole
-    assert stdout.count("findings,") < 15
+    assert 0 < stdout.count("findings,") < 15
 
 
 def test_files_that_do_not_belong_together_are_named(cli, decoded):

@@ -12,7 +12,7 @@ from asd_jax.evaluation.grading.latex import FormulaComparer, GraderError, grade
 @pytest.fixture(scope="module")
 def comparer():
     pytest.importorskip("math_verify")
-    with FormulaComparer(seconds=5.0) as shared:
+    with FormulaComparer(seconds=60.0) as shared:
         yield shared
 
 
@@ -49,13 +49,13 @@ def test_the_same_text_needs_no_worker():
 
 def test_a_formula_without_end_is_given_up_and_the_next_compared():
     pytest.importorskip("math_verify")
-    with FormulaComparer(seconds=0.5) as comparer:
+    with FormulaComparer(seconds=5.0) as comparer:
         assert comparer.compare("2", "1+1").is_equal
         first = comparer._process.pid
         start = time.monotonic()
         outcome = comparer.compare("2", "9^{9^{9^{9^{9}}}}")
-        assert not outcome.is_equal and "not compared within 0.5 s" in outcome.detail
-        assert time.monotonic() - start < 4
+        assert not outcome.is_equal and "not compared within 5 s" in outcome.detail
+        assert time.monotonic() - start < 30
         assert comparer.compare("2", r"\sqrt{4}").is_equal
         assert comparer._process.pid != first
 
