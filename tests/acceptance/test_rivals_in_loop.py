@@ -13,6 +13,8 @@ from asd_jax.sampling import sampling_params
 from asd_jax.types import Controls, FinishReason
 from tests.acceptance import bigram
 
+pytestmark = pytest.mark.slow  # eight programs
+
 G, V, STOP = 3, 12, 4
 PROMPTS = [[1, 2], [3], [0, 0, 2, 1]]
 CONFIG = DecodeConfig(num_draft_tokens=G, max_new_tokens=40, max_len=64, stop_ids=(STOP,))

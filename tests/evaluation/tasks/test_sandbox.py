@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from asd_jax.evaluation.grading import sandbox
+from asd_jax.evaluation.grading.confined import isolation
 from asd_jax.evaluation.grading.sandbox import Limits, run_confined
 
 LIMITS = Limits(wall_seconds=8.0, cpu_seconds=1, memory_bytes=1 << 29, disk_bytes=1 << 20)
@@ -260,3 +261,27 @@ def test_landlock_holds_without_the_hook(tmp_path):
             for attempt in attempts:
                 del seen[attempt]
     assert "done" not in seen.values(), seen
+
+
+def test_python_may_lie_below_the_folder_of_temporary_files(tmp_path):
+    """An environment under /tmp is read after the confinement, too."""
+    package = tmp_path / "late"
+    package.mkdir()
+    (package / "late_module.py").write_text("VALUE = 7\n")
+    confine = (
+        "import importlib.util, sys\n"
+        f"sys.path.append({str(package)!r})\n"
+        f"spec = importlib.util.spec_from_file_location('isolation', {isolation.__file__!r})\n"
+        "isolation = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(isolation)\n"
+        "isolation.isolate(sys.argv[1], 1 << 20)\n"
+        "import late_module\n"
+        "assert late_module.VALUE == 7\n"
+        "open('written', 'w').write('here')\n"
+    )
+    work = tmp_path / "work"
+    work.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", confine, str(work)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -26,6 +26,7 @@ _CAPABILITY_VERSION_3 = 0x2008_0522
 # Far above the ids that systems give out. A user id of its own makes the limit on processes count
 # this process only, and keeps two confined processes from signalling each other.
 _FIRST_UID = 0x6000_0000
+_WORK = "confined-work"
 
 Restrict = Callable[[ctypes.CDLL, Iterable[Path], str], list[str]]
 
@@ -136,9 +137,13 @@ def _enter_small_root(libc: ctypes.CDLL, directory: str, disk_bytes: int) -> Non
     _call(libc.mount, b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     flags = _MS_NOSUID | _MS_NODEV
     _call(libc.mount, b"tmpfs", directory.encode(), b"tmpfs", flags, b"size=1m,mode=755")
-    work = Path(directory, "tmp")
+    # Not /tmp itself: Python may lie below it, and this would hide it.
+    work = Path(directory, _WORK)
     work.mkdir()
-    for source in _needed():
+    needed = list(_needed())
+    if not any(source.is_relative_to("/tmp") for source in needed):
+        Path(directory, "tmp").symlink_to(f"/{_WORK}")
+    for source in needed:
         target = Path(directory, source.relative_to("/"))
         target.mkdir(parents=True, exist_ok=True)
         _call(libc.mount, bytes(source), bytes(target), None, _MS_BIND | _MS_REC, None)
@@ -148,7 +153,7 @@ def _enter_small_root(libc: ctypes.CDLL, directory: str, disk_bytes: int) -> Non
     options = f"size={disk_bytes},nr_inodes=4096,mode=777".encode()
     _call(libc.mount, b"tmpfs", bytes(work), b"tmpfs", flags, options)
     os.chroot(directory)
-    os.chdir("/tmp")
+    os.chdir(f"/{_WORK}")
 
 
 def _needed() -> Iterator[Path]:
