@@ -135,24 +135,24 @@ def decide(
     exception = draft_tokens != target_tokens[:num_draft]
     raw_regret = top_logits[:num_draft] - scores.draft_logits
     value = _suffix_value(value_scheme, exception, position, draft_length, value_length)
-    is_protected = _is_member(draft_tokens, protected_ids) | _is_member(
+    is_protected = is_member(draft_tokens, protected_ids) | is_member(
         target_tokens[:num_draft], protected_ids
     )
     refusal, price = _refusals(exception, raw_regret, value, is_protected, ledger, controls)
 
     proposed = position < draft_length
-    num_accepted = _prefix_length((~exception | (refusal == StopReason.NONE)) & proposed)
+    num_accepted = prefix_length((~exception | (refusal == StopReason.NONE)) & proposed)
     accepted_exception = exception & (position < num_accepted)
     reason = jnp.where(proposed, refusal, jnp.int32(StopReason.END_OF_DRAFT))
     reason = jnp.append(reason, jnp.int32(StopReason.NONE))
-    num_finite = _prefix_length(jnp.isfinite(top_logits))
+    num_finite = prefix_length(jnp.isfinite(top_logits))
     return Verdict(
         num_accepted=num_accepted,
         next_token=target_tokens[num_accepted],
         target_tokens=target_tokens,
         regret=jnp.where(accepted_exception, price, jnp.float32(0)),
         exception_mask=accepted_exception,
-        num_strict=_prefix_length(~exception & proposed),
+        num_strict=prefix_length(~exception & proposed),
         stop_reason=reason[num_accepted],
         stop_regret=regret_at(raw_regret, num_accepted, draft_length),
         is_finite=num_finite > num_accepted,
@@ -396,8 +396,12 @@ def _running_count(mask: jax.Array) -> jax.Array:
     return jnp.sum(counted, axis=1, dtype=jnp.int32)
 
 
-def _prefix_length(mask: jax.Array) -> jax.Array:
-    """Returns the length of the longest all-true prefix, int32 []."""
+def prefix_length(mask: jax.Array) -> jax.Array:
+    """Returns the length of the longest all-true prefix, int32 [].
+
+    Args:
+      mask: bool [N].
+    """
     size = mask.shape[0]
     return jnp.min(jnp.where(mask, size, jnp.arange(size, dtype=jnp.int32)), initial=size)
 
@@ -422,7 +426,12 @@ def _suffix_value(
     return jnp.minimum(next_mismatch, draft_length) - position
 
 
-def _is_member(tokens: jax.Array, ids: Sequence[int] | jax.Array) -> jax.Array:
-    """Returns a bool mask of the tokens that are among `ids`."""
+def is_member(tokens: jax.Array, ids: Sequence[int] | jax.Array) -> jax.Array:
+    """Returns which tokens are among some ids, bool [N].
+
+    Args:
+      tokens: int32 [N].
+      ids: Any number of them.
+    """
     ids = jnp.asarray(ids, jnp.int32)
     return jnp.any(tokens[:, None] == ids[None, :], axis=1)

@@ -134,14 +134,13 @@ def run(config: DistillConfig, name: str) -> int:
         )
 
     def epoch(most: int | None = None) -> Iterator[tuple[Batch, Signals]]:
-        layers = tuple(getattr(blueprint.config, "feature_layers", ()))
+        layers = blueprint.feature_layers
         for step in range(num_batches(examples, config.batch_size))[:most]:
             batch = batch_of(step)
             signals = stored(step, batch)
             yield batch, signals or signals_of(loaded.target, batch, feature_layers=layers)
 
-    has_features = bool(getattr(blueprint.config, "feature_layers", ()))
-    scale = feature_scale(epoch(_SCALED_BY)) if has_features else None
+    scale = feature_scale(epoch(_SCALED_BY)) if blueprint.feature_layers else None
     events = trainer.train(
         loaded.target,
         facts,
@@ -189,7 +188,7 @@ def _stored_signals(
     cache = config.feature_cache
     if cache.directory is None:
         return lambda step, batch: None
-    layers = tuple(getattr(blueprint.config, "feature_layers", ()))
+    layers = blueprint.feature_layers
     store = FeatureStore(
         cache.directory,
         examples,

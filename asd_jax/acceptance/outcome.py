@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from asd_jax.types import Block, StopReason, Verdict
-from asd_jax.verifier import regret_at
+from asd_jax.verifier import is_member, prefix_length, regret_at
 
 
 def target_rows(block: Block) -> jax.Array:
@@ -72,7 +72,7 @@ def conclude(
     scores = block.scores
     num_draft = block.draft_tokens.shape[0]
     target_tokens = scores.target_tokens
-    is_protected = _is_member(block.draft_tokens, protected_ids) | _is_member(
+    is_protected = is_member(block.draft_tokens, protected_ids) | is_member(
         target_tokens[:num_draft], protected_ids
     )
     # In order of precedence, as in the verifier: what no option can lift comes first.
@@ -88,18 +88,18 @@ def conclude(
     )
     position = jnp.arange(num_draft, dtype=jnp.int32)
     proposed = position < block.draft_length
-    num_accepted = _prefix_length((refusal == StopReason.NONE) & proposed)
+    num_accepted = prefix_length((refusal == StopReason.NONE) & proposed)
     is_exception = ~matches(block) & (position < num_accepted)
     reason = jnp.where(proposed, refusal, jnp.int32(StopReason.END_OF_DRAFT))
     reason = jnp.append(reason, jnp.int32(StopReason.NONE))
-    num_finite = _prefix_length(jnp.isfinite(scores.top_logits))
+    num_finite = prefix_length(jnp.isfinite(scores.top_logits))
     return Verdict(
         num_accepted=num_accepted,
         next_token=target_tokens[num_accepted],
         target_tokens=target_tokens,
         regret=jnp.where(is_exception, _regret(block), jnp.float32(0)),
         exception_mask=is_exception,
-        num_strict=_prefix_length(matches(block) & proposed),
+        num_strict=prefix_length(matches(block) & proposed),
         stop_reason=reason[num_accepted],
         stop_regret=regret_at(_regret(block), num_accepted, block.draft_length),
         is_finite=num_finite > num_accepted,
@@ -111,14 +111,3 @@ def _regret(block: Block) -> jax.Array:
     """Returns top minus draft logit, float32 [G]; infinite or NaN for what has no regret."""
     num_draft = block.draft_tokens.shape[0]
     return block.scores.top_logits[:num_draft] - block.scores.draft_logits
-
-
-def _prefix_length(mask: jax.Array) -> jax.Array:
-    """Returns the length of the longest all-true prefix, int32 []."""
-    size = mask.shape[0]
-    return jnp.min(jnp.where(mask, size, jnp.arange(size, dtype=jnp.int32)), initial=size)
-
-
-def _is_member(tokens: jax.Array, ids: jax.Array) -> jax.Array:
-    """Returns a bool mask of the tokens that are among `ids`."""
-    return jnp.any(tokens[:, None] == jnp.asarray(ids, jnp.int32)[None, :], axis=1)

@@ -275,8 +275,8 @@ def padded_sizes(longest: int, max_new_tokens: int, context_length: int) -> tupl
       context_length: Positions of the target.
 
     Returns:
-      P and `max_len`, steps of `bucket_length` within the context: every slot of the room is read
-      in every forward.
+      P and `max_len`, steps of `bucket_length` within the context: a room that is too large costs
+      memory, and time where a forward reads all of it.
     """
     room = min(bucket_length(longest + max_new_tokens, smallest=_SMALLEST_ROOM), context_length)
     return min(bucket_length(longest, smallest=_SMALLEST_PROMPT), room), room

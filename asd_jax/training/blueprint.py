@@ -78,6 +78,11 @@ class Blueprint:
     config: Any
     scored_ids: np.ndarray | None = None
 
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """hidden_states indices that it reads; none for Medusa."""
+        return tuple(getattr(self.config, "feature_layers", ()))
+
     def path(self, name: str) -> str:
         """Returns the parameter that a tensor fills."""
         for pattern, path in self.family.key_rules(self.config):

@@ -32,9 +32,7 @@ def feature_scale(batches: Iterable[tuple[Batch, Signals]]) -> np.ndarray:
     for batch, signals in batches:
         is_token = np.arange(batch.tokens.shape[1])[None, :] < np.asarray(batch.length)[:, None]
         features = np.asarray(signals.features, np.float64)[is_token]
-        total = (
-            total + np.square(features).sum(axis=0) if count else np.square(features).sum(axis=0)
-        )
+        total = total + np.square(features).sum(axis=0)
         count += len(features)
     if not count:
         raise ValueError("texts: got none to measure features with")

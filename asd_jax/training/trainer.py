@@ -138,7 +138,6 @@ def train(
         num_anchors=config.num_anchors,
         loss_weights=config.loss_weights,
     )
-    feature_layers = tuple(getattr(blueprint.config, "feature_layers", ()))
     checkpoints = Checkpoints(directory / "checkpoints")
     if checkpoints.last_step is None:
         params = first_weights(params)
@@ -164,7 +163,7 @@ def train(
         if mesh is not None:
             batch, signals = shard_state((batch, signals), mesh)
         if signals is None:
-            signals = signals_of(target, batch, feature_layers=feature_layers)
+            signals = signals_of(target, batch, feature_layers=blueprint.feature_layers)
             signals = rounded(signals) if config.rounds_features else signals
         if scale is not None:
             signals = scaled(signals, scale)
