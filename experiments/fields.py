@@ -125,12 +125,13 @@ class Schema(Generic[C]):
 
     def default_config(self) -> ml_collections.ConfigDict:
         """Returns all fields with their defaults, for `get_config` to start from."""
-        config = ml_collections.ConfigDict({name: {} for name in self._groups if "." not in name})
+        config = ml_collections.ConfigDict()
+        for name in self._groups:  # a group comes before those inside it
+            *path, last = name.split(".")
+            _inside(config, path)[last] = ml_collections.ConfigDict()
         for name, field in self._fields.items():
             *path, last = name.split(".")
-            node = config
-            for part in path:
-                node = node[part]
+            node = _inside(config, path)
             default = _default(field)
             is_open = default is None
             node[last] = config_dict.placeholder(field.metadata["kind"]) if is_open else default
@@ -214,6 +215,13 @@ class Schema(Generic[C]):
             else:
                 flat[full] = value
         return flat
+
+
+def _inside(config: ml_collections.ConfigDict, path: list[str]) -> ml_collections.ConfigDict:
+    """Returns the group at a path."""
+    for part in path:
+        config = config[part]
+    return config
 
 
 def _default(field: dataclasses.Field) -> Any:
