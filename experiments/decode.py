@@ -64,6 +64,7 @@ from experiments.background import in_background
 from experiments.config import RunConfig
 from experiments.display import Display
 from experiments.fields import ConfigError
+from experiments.interrupts import uninterrupted
 from experiments.memory import peak_bytes
 
 _DONE, _SOME_BAD, _UNUSABLE, _FAILED, _INTERRUPTED = 0, 1, command_line.UNUSABLE, 3, 130
@@ -280,10 +281,11 @@ def _decode(
                 current.tally.add_drafter_cost(event)
             case interleaved.Finished():
                 rows = [row(a, tokenizer, with_exceptions=config.trace) for a in event.answers]
-                writer.write(rows)
-                for entry in rows:
-                    current.tally.add_row(entry)
-                    current.has_rows = True
+                with uninterrupted():  # the summary counts what the file holds
+                    writer.write(rows)
+                    for entry in rows:
+                        current.tally.add_row(entry)
+                        current.has_rows = True
                 if event.measurement is not None:
                     current.tally.add_measurement(event.measurement)
                 for failure in event.failures:
