@@ -15,6 +15,7 @@ from asd_jax.cache import KVCache
 from asd_jax.drafters.dspark_config import DsparkConfig
 from asd_jax.drafters.markov import MarkovHead
 from asd_jax.models.layers import Linear, RMSNorm, look_up, score_vocabulary
+from asd_jax.models.product import product
 from asd_jax.models.rope import rope_tables
 from asd_jax.models.transformer import DecoderLayer, DeviceShare
 
@@ -154,7 +155,7 @@ class Dspark(nnx.Module):
         if token_ids is not None:
             rows = head if self.reduced_lm_head is None else self.reduced_lm_head[...]
             assert rows is not None
-            logits = rows @ hidden.astype(rows.dtype)
+            logits = product(rows, hidden.astype(rows.dtype))
             is_token = token_ids < self.config.num_ids
             return jnp.where(is_token[:, None], logits, jnp.asarray(-jnp.inf, logits.dtype))
         table = head if self.lm_head is None else self.lm_head[...]

@@ -15,6 +15,7 @@ from flax import nnx, struct
 from asd_jax.cache import KVCache
 from asd_jax.drafters.eagle3_config import Eagle3Config
 from asd_jax.models.layers import Linear, RMSNorm, look_up, score_vocabulary
+from asd_jax.models.product import product
 from asd_jax.models.rope import rope_tables
 from asd_jax.models.transformer import DeviceShare, attention_of, mlp_of
 
@@ -234,7 +235,7 @@ def score(program: Program, weights: Eagle3Weights, normed: jax.Array) -> jax.Ar
     num_ids = decoder.num_token_ids or decoder.vocab_size
     if weights.token_ids is None:
         return score_vocabulary(weights.head, normed, num_ids, program.share.axis)
-    logits = weights.head @ normed
+    logits = product(weights.head, normed)
     is_token = weights.token_ids[:, None] < num_ids
     return jnp.where(is_token, logits, jnp.asarray(-jnp.inf, logits.dtype))
 

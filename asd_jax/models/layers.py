@@ -1,8 +1,8 @@
 """Layers of a dense decoder. All layout choices that speed depends on are made in this file.
 
 Activations are feature-major, [D, M] with M = B * T, and every product is `weight @ x` with the
-checkpoint's own [out, in] weights: on CPU this is the fastest form for the few columns that a
-decode step has, and nothing is transposed when loading. Attention is a product batched over
+checkpoint's own [out, in] weights (`product`): on CPU this is the fastest form for the few columns
+that a decode step has, and nothing is transposed when loading. Attention is a product batched over
 [B, K] with the query group folded into rows.
 
 On a mesh every device runs these layers on its own part of the heads and of the feed-forward
@@ -17,6 +17,7 @@ from flax import nnx
 
 from asd_jax.cache import write_slots
 from asd_jax.models.attend import attend
+from asd_jax.models.product import product
 from asd_jax.models.rope import apply_rope
 
 
@@ -44,7 +45,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [in, M] to [out, M]."""
-        y = self.weight[...] @ x
+        y = product(self.weight[...], x)
         if self.reduce_axis is not None:
             y = jax.lax.psum(y, self.reduce_axis)
         return y if self.bias is None else y + self.bias[...][:, None]
@@ -239,7 +240,7 @@ def score_vocabulary(
     Returns:
       Logits [V, M].
     """
-    logits = table @ hidden
+    logits = product(table, hidden)
     if axis is None and num_ids == table.shape[0]:
         return logits
     row = first_row(table, axis) + jnp.arange(table.shape[0], dtype=jnp.int32)
