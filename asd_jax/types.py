@@ -278,12 +278,17 @@ class AcceptanceRule(NamedTuple):
       settle: `(ledger, verdict, num_committed, *, draft_length, position) -> Ledger`.
       needs_logits: Whether `verify` reads whole rows of logits. They cost memory traffic, so a rule
         that can live on `Block.scores` should.
+      reads_draft_logits: Whether `verify` looks at the drafter's logits where there are any, so
+        that the drafter should be loaded `with_logits`.
+      needs_draft_logits: Whether it cannot do without them.
     """
 
     name: str
     verify: Callable[..., Verdict]
     settle: Callable[..., Ledger]
     needs_logits: bool = False
+    reads_draft_logits: bool = False
+    needs_draft_logits: bool = False
 
 
 class TargetOutput(struct.PyTreeNode):

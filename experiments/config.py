@@ -9,11 +9,14 @@ says everything that is wrong with it.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from asd_jax.acceptance import RULES
+from asd_jax.load import has_distribution
+from asd_jax.types import AcceptanceRule
 from asd_jax.verifier import VALUE_SCHEMES
 from experiments import fields
 from experiments.fields import ConfigError, Schema
@@ -33,6 +36,9 @@ class VerifierConfig:
     block_cap: int = fields.whole(2, 0, "exceptions a block")
     value_scheme: str = fields.choice("remaining", VALUE_SCHEMES, "what an exception is worth")
     protect_stop_ids: bool = fields.flag(True, "exceptions never introduce or skip a stop id")
+    options: dict[str, Any] = fields.free(
+        "options of the rule, by the names of its function in `asd_jax.acceptance`; none with asd"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,9 +141,47 @@ class RunConfig:
     processes: ProcessesConfig = fields.group(ProcessesConfig)
 
 
+def make_rule(rule: str, value_scheme: str, options: Mapping[str, Any]) -> AcceptanceRule:
+    """Returns the acceptance rule of a configuration.
+
+    Args:
+      rule: Its name in `RULES`.
+      value_scheme: Of rule asd.
+      options: Of any other rule, by the parameters of its constructor.
+
+    Raises:
+      ConfigError: The rule has no such option, or not with such a value.
+    """
+    taken = () if rule == "asd" else tuple(inspect.signature(RULES[rule]).parameters)
+    if unknown := [name for name in options if name not in taken]:
+        raise ConfigError(
+            f"verifier.options: got {', '.join(unknown)}, allowed is {', '.join(taken) or 'none'} "
+            f"with verifier.rule {rule}"
+        )
+    try:
+        return RULES[rule](value_scheme) if rule == "asd" else RULES[rule](**options)
+    except ValueError as error:
+        raise ConfigError(f"verifier.options.{error}") from error
+
+
+def _rule_misfits(values: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with the rule, its options and its drafter."""
+    name, drafter = values["verifier.rule"], values["drafter"]
+    try:
+        rule = make_rule(name, values["verifier.value_scheme"], values["verifier.options"])
+    except ConfigError as error:
+        return [str(error)]
+    if name in values["arms"] and rule.needs_draft_logits and not has_distribution(drafter):
+        return [
+            f"verifier.rule: got {name} with drafter {drafter}, allowed is a drafter with a "
+            "distribution of its own"
+        ]
+    return []
+
+
 def _misfits(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with fields taken together."""
-    problems = []
+    problems = _rule_misfits(values)
     arms, rule = values["arms"], values["verifier.rule"]
     known = tuple(dict.fromkeys(("greedy", "strict", rule)))
     if not arms or len(set(arms)) != len(arms) or not set(arms) <= set(known):

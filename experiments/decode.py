@@ -39,7 +39,6 @@ import jax
 from absl import app
 from jax.sharding import Mesh
 
-from asd_jax.acceptance import RULES
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.evaluation import interleaved
 from asd_jax.evaluation.arms import Arm, make_arms
@@ -57,7 +56,7 @@ from asd_jax.load import (
     load_target,
     read_target_config,
 )
-from asd_jax.types import Controls, Drafter
+from asd_jax.types import AcceptanceRule, Controls, Drafter
 from experiments import command_line, processes
 from experiments import config as configs
 from experiments.background import in_background
@@ -180,6 +179,7 @@ def _drafter(config: RunConfig, loaded: LoadedTarget, display: Display) -> Draft
         config.drafter,
         target=loaded,
         corpus=corpus and read_corpus(corpus, loaded.source.digest()),
+        with_logits=_rule(config).reads_draft_logits,
         **_drafter_options(config),
     )
     if drafter.num_params:
@@ -296,12 +296,16 @@ def _decode(
                 )
 
 
-def _arms(config: RunConfig, drafter: Drafter) -> tuple[Arm, ...]:
+def _rule(config: RunConfig) -> AcceptanceRule:
     verifier = config.verifier
-    make_rule = RULES[verifier.rule]
-    rule = make_rule(verifier.value_scheme) if verifier.rule == "asd" else make_rule()
+    return configs.make_rule(verifier.rule, verifier.value_scheme, verifier.options)
+
+
+def _arms(config: RunConfig, drafter: Drafter) -> tuple[Arm, ...]:
     num_draft_tokens = config.num_draft_tokens or drafter.num_draft_tokens or 0
-    return make_arms(config.arms, drafter=drafter, rule=rule, num_draft_tokens=num_draft_tokens)
+    return make_arms(
+        config.arms, drafter=drafter, rule=_rule(config), num_draft_tokens=num_draft_tokens
+    )
 
 
 def _settings(config: RunConfig) -> Settings:

@@ -96,6 +96,7 @@ def run(config: DistillConfig, name: str) -> int:
             max_tokens=config.max_tokens,
             exclusion=exclusion,
             held_out_fraction=config.held_out_fraction,
+            learns_prompts=config.learns_prompts,
         )
         report = examples.report
         print(

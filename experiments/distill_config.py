@@ -102,6 +102,9 @@ class DistillConfig:
     dtype: str = fields.choice("float32", ("float32", "bfloat16"), "of the weights in training")
     batch_size: int = fields.whole(8, 1, "texts a batch", high=65536)
     max_tokens: int = fields.whole(512, 8, "tokens of a text; the rest is cut")
+    learns_prompts: bool = fields.flag(
+        False, "whether EAGLE-3 learns what the target says of the prompts' tokens as well"
+    )
     held_out_fraction: float = _share(0.02, "share of the texts that only measure")
     evaluate_prompts: int = fields.whole(16, 1, "held-out prompts decoded at each evaluation")
     evaluate_tokens: int = fields.whole(96, 2, "tokens decoded for each of them")
@@ -133,9 +136,12 @@ default_config = SCHEMA.default_config
 
 def _start_misfits(values: Mapping[str, Any]) -> list[str]:
     """Returns what keeps a run from beginning as it is to."""
-    if values["start_from"] != LINEAR:
-        return []
     problems = []
+    if values["learns_prompts"] and values["drafter.family"] != "eagle3":
+        # The others learn the very tokens, and a prompt's are not what the target would write.
+        problems.append("learns_prompts: got True, allowed with drafter.family eagle3")
+    if values["start_from"] != LINEAR:
+        return problems
     if values["drafter.family"] != "eagle3":
         problems.append("start_from: got linear, allowed with drafter.family eagle3")
     if values["feature_cache.directory"] is None:

@@ -236,6 +236,8 @@ def _checked(name: str, value: Any, field: dataclasses.Field) -> Any:
         return _names(name, value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if value == "None" and field.default is None:
+        value = None  # so a command line unsets a text that a configuration has set
     is_none = value is None and field.default is None
     # bool is an int to Python, but not here.
     if not is_none and (type(value) is not kind or not field.metadata["is_allowed"](value)):

@@ -132,7 +132,8 @@ def _static_ensemble(weight: float) -> AcceptanceRule:
         is_best = (block.draft_tokens == jnp.argmax(mean, axis=-1)) & jnp.isfinite(own)
         return jnp.where(_is_sampled(block), is_kept, is_best)
 
-    return _rule("static_ensemble", lenient, has_draft_probs=True)
+    rule = _rule("static_ensemble", lenient, has_draft_probs=True)
+    return rule._replace(needs_draft_logits=True)
 
 
 def _rule(
@@ -169,7 +170,13 @@ def _rule(
         drawn = _draw_residual(target_probs, draft_probs, verdict.num_accepted, residual_key)
         return verdict.replace(next_token=jnp.where(is_refused, drawn, verdict.next_token))
 
-    return AcceptanceRule(name=name, verify=verify, settle=verifier.settle, needs_logits=True)
+    return AcceptanceRule(
+        name=name,
+        verify=verify,
+        settle=verifier.settle,
+        needs_logits=True,
+        reads_draft_logits=has_draft_probs,
+    )
 
 
 def _is_sampled(block: Block) -> jax.Array:

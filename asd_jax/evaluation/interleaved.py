@@ -102,10 +102,12 @@ Event = Started | Compiled | DrafterCost | Finished
 IsDone = Callable[[str, str], bool]
 
 
-def pending(plan: Plan, arms: Sequence[Arm], is_done: IsDone) -> Iterator[tuple[int, int, Arm]]:
+def pending(
+    plan: Plan, arms: Sequence[Arm], is_done: IsDone, *, rotates: bool = True
+) -> Iterator[tuple[int, int, Arm]]:
     """Yields (batch number, place, arm) for all that is still to do, in the order of running."""
     for number, batch in enumerate(plan.batches):
-        shift = number % len(arms)
+        shift = number % len(arms) if rotates else 0
         for place, arm in enumerate((*arms[shift:], *arms[:shift])):
             if not all(is_done(request.prompt.id, arm.name) for request in batch):
                 yield number, place, arm
@@ -119,6 +121,7 @@ def run(
     settings: Settings,
     *,
     is_done: IsDone = lambda request_id, arm: False,
+    rotates: bool = True,
 ) -> Iterator[Event]:
     """Decodes all batches of a plan under all arms.
 
@@ -132,12 +135,14 @@ def run(
       tokenizer: The target's.
       settings: The run's.
       is_done: Which answers are not wanted any more.
+      rotates: Whether another arm begins with each batch; False keeps the order of `arms`, for a
+        protocol that has an order of its own.
 
     Yields:
       Events as they come. A request that fails is in `Finished.failures`, and the others go on.
     """
     runner = _Runner(target, tokenizer, settings, plan.max_new_tokens)
-    for number, place, arm in list(pending(plan, arms, is_done)):
+    for number, place, arm in list(pending(plan, arms, is_done, rotates=rotates)):
         batch = plan.batches[number]
         yield Started(number, arm.name, batch)
         conversations = Conversations(batch, arm, tokenizer, target)

@@ -1,6 +1,6 @@
 """From a path or an id to a target, a tokenizer and a drafter ready to decode."""
 
-from asd_jax.load.drafter import check_drafter, load_drafter
+from asd_jax.load.drafter import check_drafter, has_distribution, load_drafter
 from asd_jax.load.layout import Layout, target_layout
 from asd_jax.load.target import (
     LoadedTarget,
@@ -15,6 +15,7 @@ __all__ = [
     "Layout",
     "check_drafter",
     "default_dtype",
+    "has_distribution",
     "load_drafter",
     "load_target",
     "read_target_config",

@@ -99,6 +99,15 @@ def load_drafter(
     return _load_draft_model(source.path, target, options, dtype, on_progress)
 
 
+def has_distribution(path_or_id: str) -> bool:
+    """Returns whether the drafter scores a vocabulary, so that `with_logits` means anything to it.
+
+    Args:
+      path_or_id: As in `load_drafter`; no file is looked at.
+    """
+    return path_or_id not in _WITHOUT_FILES
+
+
 def _resolve(path_or_id: str) -> Path:
     try:
         return resolve(path_or_id, kind="drafter")

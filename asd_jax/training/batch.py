@@ -13,17 +13,17 @@ class Batch(struct.PyTreeNode):
     Attributes:
       tokens: Prompts with answers, int32 [B, T].
       length: Tokens of each, int32 [B].
-      answer_start: Where the answer begins, int32 [B]: only its tokens are labels.
+      label_start: Where the tokens to learn begin, int32 [B].
     """
 
     tokens: jax.Array
     length: jax.Array
-    answer_start: jax.Array
+    label_start: jax.Array
 
     def is_label(self, shift: int) -> jax.Array:
         """Returns where the token `shift` places on is one to learn, bool [B, T]."""
         place = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)[None, :] + shift
-        return (place >= self.answer_start[:, None]) & (place < self.length[:, None])
+        return (place >= self.label_start[:, None]) & (place < self.length[:, None])
 
     def shifted(self, shift: int) -> jax.Array:
         """Returns the tokens `shift` places on, int32 [B, T]; 0 behind the end."""

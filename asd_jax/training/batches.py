@@ -144,14 +144,14 @@ def padded_batch(
         )
     tokens = np.zeros((batch_size, padded), np.int32)
     length = np.ones(batch_size, np.int32)
-    answer_start = np.ones(batch_size, np.int32)
+    label_start = np.ones(batch_size, np.int32)
     for at, row in enumerate(rows):
         text = examples.text(row)
         tokens[at, : text.size] = text
         length[at] = text.size
-    answer_start[: rows.size] = examples.answer_start[rows]
+    label_start[: rows.size] = examples.label_start[rows]
     return Batch(
         tokens=jnp.asarray(tokens),
         length=jnp.asarray(length),
-        answer_start=jnp.asarray(answer_start),
+        label_start=jnp.asarray(label_start),
     )

@@ -67,6 +67,7 @@ class Examples:
       ids: Request of each; several turns share one.
       stop_ids: Ids that end an answer.
       report: How they came about.
+      learns_prompts: Whether the tokens of prompts are to be learnt as well.
     """
 
     tokens: np.ndarray
@@ -76,6 +77,12 @@ class Examples:
     ids: tuple[str, ...]
     stop_ids: tuple[int, ...]
     report: Report
+    learns_prompts: bool = False
+
+    @property
+    def label_start(self) -> np.ndarray:
+        """Place in each example at which the tokens to learn begin, int32 [E]."""
+        return np.ones_like(self.answer_start) if self.learns_prompts else self.answer_start
 
     @property
     def lengths(self) -> np.ndarray:
@@ -108,6 +115,7 @@ def read_examples(
     max_tokens: int,
     exclusion: Exclusion,
     held_out_fraction: float = 0.02,
+    learns_prompts: bool = False,
 ) -> Examples:
     """Joins prompts and answers.
 
@@ -122,6 +130,7 @@ def read_examples(
       exclusion: What must not be trained on.
       held_out_fraction: Share of the requests to hold out, in [0, 1). A request's id alone decides,
         so that more prompts or another order move none.
+      learns_prompts: As in `Examples`.
 
     Raises:
       ValueError: The file is no output file, was made with another target, other prompts or with
@@ -164,6 +173,7 @@ def read_examples(
         unanswered=len(kept - answered),
         exclusion=excluded,
     )
+    examples = dataclasses.replace(examples, learns_prompts=learns_prompts)
     if not examples.rows().size:
         raise ValueError(
             f"answers: {answers_path}: got no example for training, allowed is at least one; "

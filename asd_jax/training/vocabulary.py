@@ -24,8 +24,8 @@ class Coverage(NamedTuple):
 def draft_vocabulary(examples: Examples, size: int, vocab_size: int) -> np.ndarray:
     """Returns the tokens that a drafter may propose.
 
-    These are the stop ids, then the most frequent answer tokens of the training part, lower ids
-    first among equals, then, where answers have fewer, the lowest ids left.
+    These are the stop ids, then the most frequent answer tokens of the training part, then, where
+    answers have fewer, the most frequent of its other tokens; lower ids first among equals.
 
     Args:
       examples: The answers.
@@ -51,8 +51,10 @@ def draft_vocabulary(examples: Examples, size: int, vocab_size: int) -> np.ndarr
         )
     counts = np.bincount(labels, minlength=vocab_size)
     counts[stop_ids] = np.iinfo(counts.dtype).max
+    texts = [examples.text(row) for row in examples.rows()]
+    seen = np.bincount(np.concatenate([*texts, stop_ids]), minlength=vocab_size)[:vocab_size]
     # Stable, so that equals (the unused ids among them) keep their order.
-    order = np.argsort(-counts, kind="stable")
+    order = np.lexsort((-seen, -counts))
     return np.sort(order[:size]).astype(np.int32)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -50,7 +52,7 @@ def test_a_step_is_the_same_whenever_it_is_asked_for():
     steps = {step: batch_at(examples, step, seed=1, **options) for step in range(60)}
     for step in (59, 0, 31):
         again = batch_at(examples, step, seed=1, **options)
-        for name in ("tokens", "length", "answer_start"):
+        for name in ("tokens", "length", "label_start"):
             np.testing.assert_array_equal(getattr(again, name), getattr(steps[step], name))
 
 
@@ -99,7 +101,7 @@ def test_a_batch_holds_its_texts_and_missing_rows_have_no_label():
     assert batch.is_label(0).tolist() == [
         [False, True, True, False], [False, False, True, True], [False] * 4,
     ]  # fmt: skip
-    assert {str(leaf.dtype) for leaf in (batch.tokens, batch.length, batch.answer_start)} == {
+    assert {str(leaf.dtype) for leaf in (batch.tokens, batch.length, batch.label_start)} == {
         "int32"
     }
 
@@ -127,3 +129,12 @@ def test_what_does_not_fit_is_refused():
         options = {"step": 0, "seed": 0, "batch_size": 1} | {name: value}
         with pytest.raises(ValueError, match=f"{name}: got {value}, allowed is"):
             rows_at(examples, options.pop("step"), **options)
+
+
+def test_prompts_are_labels_where_they_are_learnt():
+    examples = make_examples([[1, 2, 3], [4, 5, 6, 7]], [1, 2])
+    examples = dataclasses.replace(examples, learns_prompts=True)
+    batch = batch_at(examples, 0, batch_size=3, seed=0, buckets=(4, 8))
+    assert batch.is_label(0).tolist() == [
+        [False, True, True, False], [False, True, True, True], [False] * 4,
+    ]  # fmt: skip

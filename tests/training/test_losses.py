@@ -105,7 +105,7 @@ def test_eagle3_unrolls_what_it_drafts():
     got = 0.0
     for step in range(num_steps):
         one = batch.replace(
-            answer_start=jnp.full((2,), anchor_at + 2 + step),
+            label_start=jnp.full((2,), anchor_at + 2 + step),
             length=jnp.minimum(batch.length, anchor_at + 3 + step),
         )
         losses = [
@@ -165,7 +165,7 @@ def test_medusa_heads_learn_the_token_they_propose():
         for row in range(2):
             for t in range(batch.tokens.shape[1]):
                 place = t + head + 2
-                if not int(batch.answer_start[row]) <= place < int(batch.length[row]):
+                if not int(batch.label_start[row]) <= place < int(batch.length[row]):
                     continue
                 logits = np.asarray(heads(signals.hidden[row, t][:, None], None, vocab))[:, head]
                 label = int(batch.tokens[row, place])

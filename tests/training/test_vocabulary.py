@@ -26,7 +26,8 @@ EXAMPLES = make_examples(
         (3, [1, 5, 7]),
         (4, [1, 2, 5, 7]),  # 2 and 9 are equals: the lower one
         (5, [1, 2, 5, 7, 9]),
-        (7, [0, 1, 2, 3, 5, 7, 9]),  # 6 and 8 were not seen where it counts
+        (6, [1, 2, 5, 7, 8, 9]),  # 8 is in prompts
+        (8, [0, 1, 2, 3, 5, 7, 8, 9]),  # 6 was not seen where it counts
         (12, list(range(12))),
     ],
 )

@@ -145,14 +145,19 @@ def mean_over_tasks(tasks: Mapping[str, Comparison], bootstrap: Bootstrap = DEFA
     )
 
 
-def write_study(path: str | Path, study: Study) -> None:
+def write_study(path: str | Path, study: Study | Mapping[str, Any]) -> None:
     """Writes the study as JSON, whole or not at all.
+
+    Args:
+      path: The file.
+      study: A study, or the JSON value of one.
 
     Raises:
       OSError: The file cannot be written.
     """
     path = Path(path)
     partial = path.with_name(f"{path.name}.partial")
-    text = json.dumps(study.to_json(), ensure_ascii=False, allow_nan=False, indent=1)
+    document = study.to_json() if isinstance(study, Study) else study
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)

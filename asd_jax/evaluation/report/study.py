@@ -244,7 +244,7 @@ _MEAN = record(
 )
 _POINT = record(
     {"rule": text, "speed": interval(), "quality": interval()},
-    {"options": free_mapping, "is_frozen": flag, "certified": flag},
+    {"options": free_mapping, "is_frozen": flag, "certified": flag, "details": free_mapping},
 )
 _STUDY = record(
     {"run": free_mapping},

@@ -1,0 +1,104 @@
+"""Configurations of audits: what fields there are, and what they may be together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import config as runs
+from experiments import fields, study
+from experiments.config import RunConfig
+from experiments.fields import ConfigError, Schema
+
+# What the command sets itself; the fields of groups are all meant.
+_SET_BY_THE_AUDIT = (
+    "arms", "ignore_eos", "limit", "output", "processes", "prompts", "resume", "trace",
+)  # fmt: skip
+_SET_BY_THE_CONTROLS = ("num_draft_tokens", "verifier")
+
+
+@dataclasses.dataclass(frozen=True)
+class JudgeFields:
+    """A model that rates answers where none is right; see `asd_jax.evaluation.grading.judge`."""
+
+    url: str | None = fields.text(
+        None, "where an OpenAI-compatible API begins, http://HOST:PORT/v1; None: nothing is rated"
+    )
+    model: str | None = fields.text(None, "name of the model there")
+    key_variable: str | None = fields.text(
+        None, "environment variable that holds the key of the API; None: it needs none"
+    )
+    timeout_seconds: float = fields.number(
+        120.0, lambda x: 0 < x < math.inf, "a finite number > 0", "longest wait for a reply"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AuditConfig:
+    """One run of `experiments.audit`."""
+
+    controls: str | None = fields.text(None, "frozen controls file, which must be given")
+    directory: str = fields.text("outputs/audit", "folder of the study")
+    throughput: str | None = fields.text(
+        None, "throughput.json of experiments.throughput with the same controls"
+    )
+    frontier: str | None = fields.text(
+        None, "frontier.json of experiments.frontier with the same target and drafter"
+    )
+    tasks: study.TaskFields = fields.group(study.TaskFields)
+    decode: RunConfig = fields.group(RunConfig)
+    judge: JudgeFields = fields.group(JudgeFields)
+
+
+def _misfits(values: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with fields taken together."""
+    problems = study.task_misfits(values)
+    if values["controls"] is None:
+        problems.append("controls: got None, allowed is the path of a controls file")
+    problems += _judge_misfits(values)
+    own = {
+        name.removeprefix("decode."): value
+        for name, value in values.items()
+        if name.startswith("decode.")
+    }
+    if changed := _changed(own):
+        return problems + changed
+    try:
+        runs.SCHEMA.read(own)
+    except ConfigError as error:
+        problems += [f"decode.{line}" for line in str(error).splitlines()]
+    return problems
+
+
+def _changed(own: Mapping[str, Any]) -> list[str]:
+    """Returns what to tell about fields of the run that are not the user's to set."""
+    problems = []
+    for names, setter in (
+        (_SET_BY_THE_AUDIT, "experiments.audit sets it itself"),
+        (_SET_BY_THE_CONTROLS, "it is in the controls file"),
+    ):
+        for name, value in own.items():
+            default = operator.attrgetter(name)(RunConfig())
+            if name.split(".")[0] in names and value != default:
+                shown = ",".join(default) if isinstance(default, tuple) else default
+                problems.append(
+                    f"decode.{name}: got {value!r}, allowed is {shown}, the default: {setter}"
+                )
+    return problems
+
+
+def _judge_misfits(values: Mapping[str, Any]) -> list[str]:
+    url, model = values["judge.url"], values["judge.model"]
+    if (url is None) != (model is None):
+        return [f"judge.url and judge.model: got {url} and {model}, allowed are both or neither"]
+    if url is not None and urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        return [f"judge.url: got {url!r}, allowed is an http or https address"]
+    return []
+
+
+SCHEMA = Schema(AuditConfig, _misfits)
+default_config = SCHEMA.default_config

@@ -1,0 +1,216 @@
+"""Measures the speed of ASD against strict decoding: the same prompts, the same number of tokens.
+
+    python -m experiments.throughput --config=experiments/configs/throughput_smollm2.py
+
+For each batch strict, candidate and strict run one right behind the other (the authors' B-C-B
+order), and then decoding without a drafter; all of it is done `repeats` times. Stop ids are
+ordinary tokens, so every role emits `decode.max_new_tokens` tokens a prompt. Programs are compiled
+before the clock starts, which stops when the device has finished. Into `directory` go
+
+    prompts.jsonl        what is asked: the first turn of each question
+    measurements.jsonl   a row for each role of each batch and repeat, as soon as it is there (see
+                         `asd_jax.evaluation.throughput.measurements`)
+    throughput.json      figures with their intervals, verdicts and the receipt
+    throughput.md        the same as tables
+
+The gain is over whole requests, prefill included, as the authors' clock has everything in it; that
+of rounds alone stands beside it. Where a gate fails (the baseline drifts by more than 3 percent,
+roles emit other numbers of tokens, or the two strict roles other tokens) no gain is claimed.
+
+Killed at any point, the same command goes on with what is missing; a batch whose roles are not all
+there is measured again as a whole. `--help` lists all fields.
+
+Exit status: 0 done, whatever the gates say; 2 the configuration or a file cannot be used, or a
+batch cannot be decoded; 130 interrupted (Ctrl-C or SIGTERM).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app
+
+from asd_jax.evaluation import interleaved
+from asd_jax.evaluation.arms import GREEDY, STRICT, Arm
+from asd_jax.evaluation.records import Writer
+from asd_jax.evaluation.summary import write_summary
+from asd_jax.evaluation.throughput import (
+    ROLES,
+    Measured,
+    Unit,
+    complete_units,
+    make_document,
+    measure_tasks,
+    measurement_row,
+    parse_measurement,
+    to_markdown,
+)
+from asd_jax.types import Drafter
+from experiments import command_line, decode, processes, study
+from experiments.background import in_background
+from experiments.display import Display
+from experiments.fields import ConfigError
+from experiments.interrupts import uninterrupted
+from experiments.throughput_config import SCHEMA, ThroughputConfig
+from experiments.throughput_inputs import Study, prepare
+
+Units = dict[Unit, dict[str, Measured]]
+
+
+def run(config: ThroughputConfig, name: str) -> int:
+    """Runs a checked configuration and returns the exit status.
+
+    Args:
+      config: What to do.
+      name: Of the configuration; the folder has a name of its own.
+
+    Raises:
+      ConfigError: A file or the data cannot be used, or a batch cannot be decoded.
+      ControlsError: The controls are of another target or drafter.
+      ExampleError: The questions cannot be read.
+      OutputError: The measurements in the folder are of another run, or cannot be written.
+    """
+    del name
+    prepared, display = prepare(config), Display()
+    path = prepared.path("measurements.jsonl")
+    writer = Writer(path, resume=True)
+    is_complete = False
+    try:
+        writer.start(prepared.header)
+        done = complete_units(map(parse_measurement, writer.resumed_rows), prepared.roles)
+        pending = [unit for unit in prepared.units() if unit not in done]
+        total = sum(1 for _ in prepared.units())
+        display.line("work", f"{total - len(pending)} of {total} units of work are measured")
+        if pending:
+            done |= _measure(prepared, pending, writer, display)
+        is_complete = True
+    finally:
+        display.stop()
+        writer.close(keep_empty=is_complete)
+    _conclude(prepared, done, _receipt(path), display)
+    return 0
+
+
+def _measure(prepared: Study, pending: Sequence[Unit], writer: Writer, display: Display) -> Units:
+    """Measures units, writes a row for each role at once and returns the rows by unit and role."""
+    run = prepared.run
+    decode._use_compilation_cache(run, display)
+    with decode._told_as_config_error():
+        loaded = decode._load(run, processes.mesh(run.mesh, run.batch_size), display)
+        drafter = decode._drafter(run, loaded, display)
+    # A machine is slow at first: memory is fetched, clocks rise.
+    untimed = pending[: prepared.config.warmup_batches]
+    units, arms = [*untimed, *pending], _arms(prepared, drafter)
+    events = interleaved.run(
+        loaded.target,
+        tuple(arms[role] for role in prepared.roles),
+        prepared.plan(units),
+        loaded.tokenizer,
+        prepared.settings,
+        rotates=False,
+    )
+    rows: Units = {}
+    progress = _Progress(display, prepared, len(pending) * len(prepared.roles))
+    for event in in_background(events):
+        match event:
+            case interleaved.Compiled():
+                display.compiled(event)
+            case interleaved.Finished():
+                unit, role = units[event.batch], event.arm
+                if event.measurement is None:
+                    failure = event.failures[0]
+                    raise ConfigError(f"{failure.id} ({role}): {failure.message}")
+                if event.batch < len(untimed):
+                    continue
+                row = measurement_row(
+                    unit, role, _arm_name(prepared, role), event.answers, event.measurement
+                )
+                with uninterrupted():  # a row in the file is one that is counted
+                    writer.write([row])
+                    rows.setdefault(unit, {})[role] = parse_measurement(row)
+                progress.show(rows[unit][role])
+    return rows
+
+
+def _arms(prepared: Study, drafter: Drafter) -> dict[str, Arm]:
+    """Returns the arm of each role, named for the role."""
+    arms = {arm.name: arm for arm in decode._arms(prepared.run, drafter)}
+    return {
+        role: dataclasses.replace(arms[_arm_name(prepared, role)], name=role)
+        for role in prepared.roles
+    }
+
+
+def _arm_name(prepared: Study, role: str) -> str:
+    names = (STRICT, prepared.run.verifier.rule, STRICT, GREEDY)
+    return dict(zip(ROLES, names, strict=True))[role]
+
+
+class _Progress:
+    """A line for each measurement."""
+
+    def __init__(self, display: Display, prepared: Study, total: int) -> None:
+        self._display, self._prepared, self._total = display, prepared, total
+        self._done, self._begun = 0, time.monotonic()
+
+    def show(self, row: Measured) -> None:
+        self._done += 1
+        pace = (time.monotonic() - self._begun) / self._done
+        unit, seconds = row.unit, row.prefill_seconds + row.rounds_seconds
+        self._display.line(
+            f"[{self._done}/{self._total}]",
+            f"{unit.task}, repeat {unit.repeat + 1} of {self._prepared.config.repeats}, batch "
+            f"{unit.batch + 1} of {len(self._prepared.batches[unit.task])}, {row.role}: "
+            f"{row.tokens} tokens, {row.tokens / seconds:.1f} tokens/s, "
+            f"{pace * (self._total - self._done) / 60:.1f} min left",
+        )
+
+
+def _receipt(path: Path) -> Mapping[str, Any]:
+    """Returns the first line of the measurements: how they were begun, whoever ended them."""
+    with path.open(encoding="utf-8") as file:
+        receipt: Mapping[str, Any] = json.loads(file.readline())["run"]
+    return receipt
+
+
+def _conclude(prepared: Study, done: Units, receipt: Mapping[str, Any], display: Display) -> None:
+    """Writes what the measurements come to."""
+    wanted = {unit: done[unit] for unit in prepared.units()}
+    by_task = {
+        name: {unit: rows for unit, rows in wanted.items() if unit.task == name}
+        for name in prepared.batches
+    }
+    document = make_document(
+        *measure_tasks(by_task),
+        run=receipt,
+        controls=prepared.controls,
+        left_out=prepared.left_out,
+    )
+    text = to_markdown(document)
+    write_summary(prepared.path("throughput.json"), document)
+    _write(prepared.path("throughput.md"), text)
+    print(f"\n{text}")
+    display.line("written", f"{prepared.path('throughput.json')} and throughput.md")
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def main(argv: list[str]) -> int:
+    """Runs what the command line says and returns the exit status."""
+    del argv
+    return study.command(SCHEMA, run)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=command_line.parser(SCHEMA))
