@@ -30,7 +30,7 @@ from asd_jax.evaluation.report.study import read_study
 from asd_jax.evaluation.tasks import TASKS, Example
 from asd_jax.load import check_drafter
 from asd_jax.tokenizer import Tokenizer, from_checkpoint
-from experiments import study
+from experiments import loading, study
 from experiments.audit_config import AuditConfig
 from experiments.config import RunConfig
 from experiments.fields import ConfigError
@@ -100,11 +100,7 @@ def prepare(config: AuditConfig) -> Audit:
     examples = _examples(config)
     try:
         source = open_checkpoint(resolve(run.target))
-        options = dataclasses.asdict(run.drafter_options)
-        del options["corpus"]  # read when the target is there
-        digest = check_drafter(
-            run.drafter, target=source, num_draft_tokens=run.num_draft_tokens, **options
-        )
+        digest = check_drafter(run.drafter, target=source, **loading.drafter_options(run))
         tokenizer = from_checkpoint(source)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error

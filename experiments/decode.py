@@ -23,28 +23,21 @@ interrupted (Ctrl-C or SIGTERM). Finished rows are written whatever happens.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import os
 import signal
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 from absl import app
-from jax.sharding import Mesh
 
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.evaluation import interleaved
-from asd_jax.evaluation.arms import Arm, make_arms
-from asd_jax.evaluation.corpus import read_corpus
 from asd_jax.evaluation.drafter_cost import DrafterCost
-from asd_jax.evaluation.plan import Settings, make_plan
+from asd_jax.evaluation.plan import make_plan
 from asd_jax.evaluation.prompts import PromptError, PromptFile, read_prompts
 from asd_jax.evaluation.receipt import run_header
 from asd_jax.evaluation.records import OutputError, Writer, row
@@ -52,12 +45,10 @@ from asd_jax.evaluation.summary import Tally, summary_path, write_summary
 from asd_jax.load import (
     LoadedTarget,
     check_drafter,
-    load_drafter,
-    load_target,
     read_target_config,
 )
-from asd_jax.types import AcceptanceRule, Controls, Drafter
-from experiments import command_line, processes
+from asd_jax.types import Drafter
+from experiments import command_line, loading, processes
 from experiments import config as configs
 from experiments.background import in_background
 from experiments.config import RunConfig
@@ -129,17 +120,17 @@ def run(config: RunConfig, name: str) -> int:
     current = _Run(config, display, Tally(config.arms), prompts, writer)
     is_complete = False
     try:
-        with _told_as_config_error():
+        with loading.told_as_config_error():
             header = processes.together(lambda: _identify(current))
             processes.require_same(_comparable(header))
             _start(current, header)
         display.line("output", str(output))
         wanted = {(prompt.id, arm) for prompt in selected for arm in config.arms}
         if not wanted <= writer.done:
-            _use_compilation_cache(config, display)
-            with _told_as_config_error():
-                loaded = _load(config, mesh, display)
-                drafter = _drafter(config, loaded, display)
+            loading.use_compilation_cache(config, display)
+            with loading.told_as_config_error():
+                loaded = loading.load(config, mesh, display)
+                drafter = loading.drafter_of(config, loaded, display)
             _decode(current, selected, drafter, loaded)
         else:
             display.line("", "nothing to do: all answers are there")
@@ -161,48 +152,11 @@ def run(config: RunConfig, name: str) -> int:
         writer.close(keep_empty=is_complete)
 
 
-@contextlib.contextmanager
-def _told_as_config_error() -> Iterator[None]:
-    """Files that cannot be used are the user's to mend: a message instead of a traceback."""
-    try:
-        yield
-    except (ConfigError, OutputError):
-        raise
-    except (ValueError, OSError, ImportError) as error:
-        raise ConfigError(str(error)) from error
-
-
-def _drafter(config: RunConfig, loaded: LoadedTarget, display: Display) -> Drafter:
-    start = time.perf_counter()
-    corpus = config.drafter_options.corpus
-    drafter = load_drafter(
-        config.drafter,
-        target=loaded,
-        corpus=corpus and read_corpus(corpus, loaded.source.digest()),
-        with_logits=_rule(config).reads_draft_logits,
-        **_drafter_options(config),
-    )
-    if drafter.num_params:
-        display.line(
-            "drafter",
-            f"{config.drafter}: {drafter.name}, {drafter.num_params / 1e6:,.1f} M parameters, "
-            f"{drafter.num_draft_tokens} tokens a round, loaded in "
-            f"{time.perf_counter() - start:.1f} s",
-        )
-    return drafter
-
-
-def _drafter_options(config: RunConfig) -> dict[str, Any]:
-    options = dataclasses.asdict(config.drafter_options)
-    del options["corpus"]  # a file, which is read when the target is there
-    return {"num_draft_tokens": config.num_draft_tokens, **options}
-
-
 def _identify(current: _Run) -> dict[str, Any]:
     """Identifies target and drafter, checks sizes against them and describes the run."""
     config = current.config
     source = open_checkpoint(resolve(config.target))
-    drafter = check_drafter(config.drafter, target=source, **_drafter_options(config))
+    drafter = check_drafter(config.drafter, target=source, **loading.drafter_options(config))
     configs.check_context(config, read_target_config(source).max_position)
     return run_header(
         dataclasses.asdict(config),
@@ -227,33 +181,12 @@ def _start(current: _Run, header: dict[str, Any]) -> None:
         current.has_rows = True
 
 
-def _load(config: RunConfig, mesh: Mesh | None, display: Display) -> LoadedTarget:
-    start = time.perf_counter()
-    loaded = load_target(
-        config.target,
-        dtype=None if config.dtype == "auto" else config.dtype,
-        mesh=mesh,
-        on_progress=display.loading,
-    )
-    jax.block_until_ready(loaded.target.params)
-    leaves = jax.tree.leaves(loaded.target.params)
-    size = sum(leaf.size for leaf in leaves) / 1e6
-    device = jax.devices()[0].device_kind
-    if mesh is not None:
-        device = f"{' x '.join(str(size) for size in mesh.shape.values())} x {device}"
-    display.loaded(
-        f"{config.target}: {size:,.1f} M parameters, {leaves[0].dtype}, on {device}",
-        time.perf_counter() - start,
-    )
-    return loaded
-
-
 def _decode(
     current: _Run, selected: tuple[Any, ...], drafter: Drafter, loaded: LoadedTarget
 ) -> None:
     """Decodes what is not in the output yet and writes each answer at once."""
     config, display, writer = current.config, current.display, current.writer
-    arms, settings = _arms(config, drafter), _settings(config)
+    arms, settings = loading.arms_of(config, drafter), loading.settings_of(config)
     target, tokenizer = loaded.target, loaded.tokenizer
     plan = make_plan(
         selected,
@@ -294,52 +227,6 @@ def _decode(
                 display.finished(
                     event, rows, current.tally.summary(), tokenizer if config.trace else None
                 )
-
-
-def _rule(config: RunConfig) -> AcceptanceRule:
-    verifier = config.verifier
-    return configs.make_rule(verifier.rule, verifier.value_scheme, verifier.options)
-
-
-def _arms(config: RunConfig, drafter: Drafter) -> tuple[Arm, ...]:
-    num_draft_tokens = config.num_draft_tokens or drafter.num_draft_tokens or 0
-    return make_arms(
-        config.arms, drafter=drafter, rule=_rule(config), num_draft_tokens=num_draft_tokens
-    )
-
-
-def _settings(config: RunConfig) -> Settings:
-    verifier = config.verifier
-    return Settings(
-        controls=Controls(verifier.budget, verifier.gate, verifier.block_cap),
-        max_new_tokens=config.max_new_tokens,
-        batch_size=config.batch_size,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        seed=config.seed,
-        ignore_eos=config.ignore_eos,
-        protect_stop_ids=verifier.protect_stop_ids,
-        trace=config.trace,
-        thinking=config.thinking,
-    )
-
-
-def _use_compilation_cache(config: RunConfig, display: Display) -> None:
-    choice = config.compilation_cache
-    if choice == "off":
-        return
-    if choice == "auto":
-        choice = f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/asd_jax/xla"
-    folder = Path(choice)
-    try:
-        folder = folder.expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError) as error:
-        display.problem(f"compilation_cache: {folder}: {error}; going on without it")
-        return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _utc_time() -> str:

@@ -52,7 +52,7 @@ from asd_jax.evaluation.throughput import (
     to_markdown,
 )
 from asd_jax.types import Drafter
-from experiments import command_line, decode, processes, study
+from experiments import command_line, loading, processes, study
 from experiments.background import in_background
 from experiments.display import Display
 from experiments.fields import ConfigError
@@ -100,10 +100,10 @@ def run(config: ThroughputConfig, name: str) -> int:
 def _measure(prepared: Study, pending: Sequence[Unit], writer: Writer, display: Display) -> Units:
     """Measures units, writes a row for each role at once and returns the rows by unit and role."""
     run = prepared.run
-    decode._use_compilation_cache(run, display)
-    with decode._told_as_config_error():
-        loaded = decode._load(run, processes.mesh(run.mesh, run.batch_size), display)
-        drafter = decode._drafter(run, loaded, display)
+    loading.use_compilation_cache(run, display)
+    with loading.told_as_config_error():
+        loaded = loading.load(run, processes.mesh(run.mesh, run.batch_size), display)
+        drafter = loading.drafter_of(run, loaded, display)
     # A machine is slow at first: memory is fetched, clocks rise.
     untimed = pending[: prepared.config.warmup_batches]
     units, arms = [*untimed, *pending], _arms(prepared, drafter)
@@ -140,7 +140,7 @@ def _measure(prepared: Study, pending: Sequence[Unit], writer: Writer, display: 
 
 def _arms(prepared: Study, drafter: Drafter) -> dict[str, Arm]:
     """Returns the arm of each role, named for the role."""
-    arms = {arm.name: arm for arm in decode._arms(prepared.run, drafter)}
+    arms = {arm.name: arm for arm in loading.arms_of(prepared.run, drafter)}
     return {
         role: dataclasses.replace(arms[_arm_name(prepared, role)], name=role)
         for role in prepared.roles

@@ -20,7 +20,7 @@ from asd_jax.evaluation.throughput import ROLES, Unit
 from asd_jax.load import check_drafter, read_target_config
 from asd_jax.tokenizer import from_checkpoint
 from experiments import config as runs
-from experiments import decode, processes, study
+from experiments import loading, processes, study
 from experiments.config import RunConfig
 from experiments.fields import ConfigError
 from experiments.throughput_config import ThroughputConfig, run_arms
@@ -96,7 +96,7 @@ def prepare(config: ThroughputConfig) -> Study:
     try:
         source = open_checkpoint(resolve(run.target))
         target_config, tokenizer = read_target_config(source), from_checkpoint(source)
-        digest = check_drafter(run.drafter, target=source, **decode._drafter_options(run))
+        digest = check_drafter(run.drafter, target=source, **loading.drafter_options(run))
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
     runs.check_context(run, target_config.max_position)
@@ -105,7 +105,7 @@ def prepare(config: ThroughputConfig) -> Study:
         _require_same(config, controls, target=target, drafter=digest or run.drafter)
     path = Path(config.directory) / _PROMPTS
     study.write_prompts(path, rows)
-    prompts, settings = read_prompts(path), decode._settings(run)
+    prompts, settings = read_prompts(path), loading.settings_of(run)
     sizes = dict(vocab_size=target_config.vocab_size, context_length=target_config.max_position)
     batches, left_out = {}, {}
     for name in config.tasks.names:
