@@ -58,7 +58,7 @@ from asd_jax.training.examples import Examples, read_examples
 from asd_jax.training.exclusion import read_exclusion
 from asd_jax.training.export import export, read_export
 from asd_jax.training.feature_scale import feature_scale, scaled, unfolded
-from asd_jax.training.feature_store import SHARD, FeatureStore, FeatureStoreError
+from asd_jax.training.feature_store import ASKED, FeatureStore, FeatureStoreError
 from asd_jax.training.linear_start import linear_start
 from asd_jax.training.objective import frozen_tables
 from asd_jax.training.train_step import OptimizerConfig, signals_of
@@ -201,7 +201,7 @@ def _stored_signals(
     begun, asked = time.perf_counter(), 0
     shards = store.fill(
         lambda batch: signals_of(loaded.target, batch, feature_layers=layers),
-        lambda rows: padded_batch(examples, rows, SHARD, buckets),
+        lambda rows: padded_batch(examples, rows, ASKED, buckets),
     )
     for shard in in_background(shards):
         asked += not shard.was_there

@@ -28,6 +28,8 @@ from asd_jax.training.examples import Examples
 HIDDEN = "hidden"
 # Examples a shard: a kill loses the work of one at most, and all taps of one fit into memory.
 SHARD = 16
+# Examples that the target is asked about at once: more of them outgrow the caches of a CPU.
+ASKED = 4
 _DTYPE = ml_dtypes.bfloat16
 
 
@@ -108,23 +110,38 @@ class FeatureStore:
 
         Args:
           ask: What the target says of a batch, its features those of the store's layers.
-          batch_at: Pads the examples of some rows.
+          batch_at: Pads the examples of some rows, `ASKED` at most.
 
         Raises:
           FeatureStoreError: The disk is full or cannot be written.
         """
+        taken = sum(path.stat().st_size for path in self.directory.glob("*.npy"))
         for number, shard in enumerate(self._shards):
             missing = [tap for tap in self._taps if not self._check(number, tap)]
             if missing:
-                signals = ask(batch_at(shard))
-                width = signals.hidden.shape[-1]
-                size = int(self._examples.lengths[shard].sum()) * width * 2 * len(missing)
-                if self._size() + size > self._max_bytes:
+                rows = self._ask(shard, ask, batch_at)
+                taken += sum(rows[tap].nbytes for tap in missing)
+                if taken > self._max_bytes:
                     return
-                parts = dict(zip(self._taps, _parts(signals, width), strict=True))
                 for tap in missing:
-                    self._write(number, tap, _packed(parts[tap], self._examples.lengths[shard]))
+                    self._write(number, tap, rows[tap])
             yield Filled(number + 1, len(self._shards), was_there=not missing)
+
+    def _ask(
+        self,
+        shard: np.ndarray,
+        ask: Callable[[Batch], Signals],
+        batch_at: Callable[[np.ndarray], Batch],
+    ) -> dict[str, np.ndarray]:
+        """Returns the rows of a shard by tap, one example behind the other, [tokens, D]."""
+        packed: dict[str, list[np.ndarray]] = {tap: [] for tap in self._taps}
+        for start in range(0, shard.size, ASKED):
+            rows = shard[start : start + ASKED]
+            signals = ask(batch_at(rows))
+            parts = _parts(signals, signals.hidden.shape[-1])
+            for tap, part in zip(self._taps, parts, strict=True):
+                packed[tap].append(_packed(part, self._examples.lengths[rows]))
+        return {tap: np.concatenate(parts) for tap, parts in packed.items()}
 
     def read(self, rows: np.ndarray, num_rows: int, num_tokens: int) -> Signals | None:
         """Returns the signals of a batch, or None where one of its examples is not here.
@@ -186,9 +203,6 @@ class FeatureStore:
             ) from error
         if not self._check(number, tap):
             raise FeatureStoreError(f"{path}: does not read back as it was written")
-
-    def _size(self) -> int:
-        return sum(path.stat().st_size for path in self.directory.glob("*.npy"))
 
 
 def rounded(signals: Signals) -> Signals:

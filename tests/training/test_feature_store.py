@@ -13,7 +13,7 @@ import pytest
 from asd_jax.training import feature_store
 from asd_jax.training.batch import Signals
 from asd_jax.training.batches import batch_at, padded_batch, padded_lengths, rows_at
-from asd_jax.training.feature_store import SHARD, FeatureStore, FeatureStoreError, rounded
+from asd_jax.training.feature_store import ASKED, SHARD, FeatureStore, FeatureStoreError, rounded
 from tests.training.example_sets import make_examples
 
 DIM, LAYERS = 6, (1, 3)
@@ -43,7 +43,7 @@ class Target:
 
 def fill(store, target):
     def padded(rows):
-        return padded_batch(EXAMPLES, rows, SHARD, BUCKETS)
+        return padded_batch(EXAMPLES, rows, ASKED, BUCKETS)
 
     return list(store.fill(target, padded))
 
@@ -78,7 +78,7 @@ def test_what_is_read_is_what_was_said_rounded(tmp_path):
     store, target = open_store(tmp_path), Target()
     filled = fill(store, target)
     assert [f.done for f in filled] == [1, 2, 3] and not any(f.was_there for f in filled)
-    assert target.asked == 3
+    assert target.asked == 4 + 4 + 1
     assert_reads_as_asked(store, target)
     again = Target()
     assert all(f.was_there for f in fill(open_store(tmp_path), again)) and again.asked == 0
@@ -129,7 +129,7 @@ def test_what_is_damaged_is_asked_again(tmp_path, damage):
             path.with_suffix(".partial").write_bytes(content[:100])
     store, target = open_store(tmp_path), Target()
     assert [f.was_there for f in fill(store, target)] == [True, False, True]
-    assert target.asked == 1
+    assert target.asked == SHARD / ASKED
     assert_reads_as_asked(store, target)
 
 
