@@ -24,15 +24,14 @@ judge does not answer; 130 interrupted (Ctrl-C or SIGTERM).
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from absl import app
 
+from asd_jax.evaluation import receipt
 from asd_jax.evaluation.audit import (
     Comparison,
     GradeCache,
@@ -48,7 +47,6 @@ from asd_jax.evaluation.audit import (
 )
 from asd_jax.evaluation.audit.cells import change
 from asd_jax.evaluation.audit.other_studies import controls_entry
-from asd_jax.evaluation.audit.plain_json import plain_json
 from asd_jax.evaluation.audit.ratings import (
     RatingCache,
     Ratings,
@@ -57,9 +55,10 @@ from asd_jax.evaluation.audit.ratings import (
     rating_steps,
 )
 from asd_jax.evaluation.audit.render_more import more_markdown
-from asd_jax.evaluation.receipt import git_commit
+from asd_jax.evaluation.plain_json import plain_json
 from asd_jax.evaluation.report import write_report
 from asd_jax.evaluation.tasks import TASKS
+from asd_jax.evaluation.whole_files import write_text
 from experiments import command_line, study
 from experiments.audit_config import SCHEMA, AuditConfig
 from experiments.audit_inputs import Audit, prepare
@@ -96,7 +95,7 @@ def run(config: AuditConfig, name: str) -> int:
     run_of = dict(next(iter(pairs.values())).run)
     document = _document(audit, comparisons, run_of, _rated(audit, pairs))
     write_study(audit.path("study.json"), document)
-    _write(audit.path("study.md"), to_markdown(document) + more_markdown(document))
+    write_text(audit.path("study.md"), to_markdown(document) + more_markdown(document))
     write_report(document, audit.path("report.html"))
     _tell(document, config.directory)
     return 0
@@ -168,31 +167,16 @@ def _document(
     ratings: Mapping[str, Ratings],
 ) -> dict[str, Any]:
     """Returns the JSON value of the study."""
-    receipt = {"command": _command(sys.argv), "compared_at_commit": git_commit()}
-    document = make_study(
-        comparisons, {**run_of, **receipt}, controls=controls_entry(audit.controls)
-    ).to_json()
+    run = {
+        **run_of,
+        "command": receipt.command_line("experiments.audit", sys.argv[1:]),
+        "compared_at_commit": receipt.git_commit(),
+    }
+    document = make_study(comparisons, run, controls=controls_entry(audit.controls)).to_json()
     document = audit.with_other_studies(document)
     if ratings:
         document["judge"] = plain_json(ratings)
     return document
-
-
-def _command(argv: list[str]) -> str:
-    """Returns the command line, absolute paths cut down to their last part as in every receipt."""
-    words = ["python", "-m", "experiments.audit"]
-    for argument in argv[1:]:
-        flag, sign, value = argument.partition("=")
-        is_path = PurePath(value).is_absolute() or value.startswith("~")
-        words.append(flag + sign + (PurePath(value).name if is_path else value))
-    return " ".join(words)
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a text, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def _tell(document: Mapping[str, Any], directory: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from experiments.fields import ConfigError, Schema
 
 # What the command sets itself; the fields of groups are all meant.
 _SET_BY_THE_AUDIT = (
-    "arms", "ignore_eos", "limit", "output", "processes", "prompts", "resume", "trace",
+    "ignore_eos", "prompts", "output", "limit", "trace", "arms", "resume", "processes",
 )  # fmt: skip
 _SET_BY_THE_CONTROLS = ("num_draft_tokens", "verifier")
 
@@ -65,29 +64,15 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
         for name, value in values.items()
         if name.startswith("decode.")
     }
-    if changed := _changed(own):
+    changed = study.decode_misfits(
+        values, _SET_BY_THE_AUDIT, "experiments.audit sets it itself"
+    ) + study.decode_misfits(values, _SET_BY_THE_CONTROLS, "it is in the controls file")
+    if changed:
         return problems + changed
     try:
         runs.SCHEMA.read(own)
     except ConfigError as error:
         problems += [f"decode.{line}" for line in str(error).splitlines()]
-    return problems
-
-
-def _changed(own: Mapping[str, Any]) -> list[str]:
-    """Returns what to tell about fields of the run that are not the user's to set."""
-    problems = []
-    for names, setter in (
-        (_SET_BY_THE_AUDIT, "experiments.audit sets it itself"),
-        (_SET_BY_THE_CONTROLS, "it is in the controls file"),
-    ):
-        for name, value in own.items():
-            default = operator.attrgetter(name)(RunConfig())
-            if name.split(".")[0] in names and value != default:
-                shown = ",".join(default) if isinstance(default, tuple) else default
-                problems.append(
-                    f"decode.{name}: got {value!r}, allowed is {shown}, the default: {setter}"
-                )
     return problems
 
 

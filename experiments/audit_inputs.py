@@ -22,9 +22,9 @@ from asd_jax.evaluation.audit.other_studies import (
     require_tasks,
     speed_of,
 )
-from asd_jax.evaluation.audit.plain_json import plain_json
 from asd_jax.evaluation.controls_file import ControlsError, FrozenControls, read_controls
 from asd_jax.evaluation.grading.judge import Judge
+from asd_jax.evaluation.plain_json import plain_json
 from asd_jax.evaluation.report import StudyError
 from asd_jax.evaluation.report.study import read_study
 from asd_jax.evaluation.tasks import TASKS, Example

@@ -34,7 +34,6 @@ import collections
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ from asd_jax.evaluation.calibration.grid import require_split
 from asd_jax.evaluation.controls_file import FrozenControls, read_controls, write_controls
 from asd_jax.evaluation.receipt import git_commit
 from asd_jax.evaluation.tasks import Example
+from asd_jax.evaluation.whole_files import write_text
 from experiments import command_line, study
 from experiments.calibrate_config import FRONTIER, Q25, RISK, SCHEMA, CalibrateConfig
 from experiments.calibrate_methods import Found, by_grid, by_quartile, told
@@ -80,8 +80,8 @@ def run(config: CalibrateConfig, name: str) -> int:
     page = _page(controls, found.page)
     if found.frontier is not None:
         text = json.dumps({**found.frontier, "run": controls.run}, ensure_ascii=False, indent=1)
-        _write(directory / "frontier.json", text + "\n")
-    _write(directory / "calibration.md", page)
+        write_text(directory / "frontier.json", text + "\n")
+    write_text(directory / "calibration.md", page)
     write_controls(directory / "controls.json", controls)
     print(f"\n{page}\nwritten: {directory / 'controls.json'}", flush=True)
     return 0
@@ -205,13 +205,6 @@ def _page(controls: FrozenControls, found: str) -> str:
 
 def _listed(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields.items())
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def main(argv: list[str]) -> int:

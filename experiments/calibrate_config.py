@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from asd_jax.evaluation.tasks import TASKS
 from experiments import fields
 from experiments.config import RunConfig
 from experiments.fields import Schema
-from experiments.study import TaskFields, task_misfits
+from experiments.study import TaskFields, decode_misfits, task_misfits
 
 Q25, FRONTIER, RISK = METHODS = ("q25", "frontier", "risk")
 WHOLE_DRAFT = "all"
@@ -28,51 +27,21 @@ _OWN = (
 )  # fmt: skip
 
 
-def _numbers(default: str, is_allowed: Any, allowed: str, about: str) -> Any:
-    """Several numbers as one text, separated by commas."""
-    return fields.setting(
-        default,
-        lambda value: bool(value.strip()) and all(map(is_allowed, _parts(value))),
-        f"{allowed}, separated by commas",
-        kind=str,
-        about=about,
-    )
-
-
-def _parts(value: str) -> list[str]:
-    return [part.strip() for part in value.split(",")]
-
-
-def _is_positive(part: str) -> bool:
-    try:
-        return float(part) > 0
-    except ValueError:
-        return False
-
-
-def _is_count(part: str) -> bool:
-    return part.isascii() and part.isdecimal() and 0 < int(part) < 2**31
-
-
-def _is_length(part: str) -> bool:
-    return part == WHOLE_DRAFT or _is_count(part)
-
-
 @dataclasses.dataclass(frozen=True)
 class CalibrateConfig:
     """A calibration."""
 
     method: str = fields.choice(Q25, METHODS, "how controls are chosen")
-    budgets: str = _numbers(
-        "2,4,8", _is_positive, "numbers > 0 or inf", "grid: regret a request, logits"
+    budgets: str = fields.numbers(
+        "2,4,8", float, "numbers > 0 or inf", "grid: regret a request, logits"
     )
-    gates: str = _numbers(
-        "0.125,0.25,0.5", _is_positive, "numbers > 0 or inf", "grid: regret a token, logits"
+    gates: str = fields.numbers(
+        "0.125,0.25,0.5", float, "numbers > 0 or inf", "grid: regret a token, logits"
     )
-    block_caps: str = _numbers("1,2", _is_count, "whole numbers >= 1", "grid: exceptions a block")
-    draft_lengths: str = _numbers(
-        WHOLE_DRAFT, _is_length, f"whole numbers >= 1 or {WHOLE_DRAFT}",
-        "grid: most tokens proposed a round",
+    block_caps: str = fields.numbers("1,2", int, "whole numbers >= 1", "grid: exceptions a block")
+    draft_lengths: str = fields.numbers(
+        WHOLE_DRAFT, int, f"whole numbers >= 1 or {WHOLE_DRAFT}",
+        "grid: most tokens proposed a round", word=WHOLE_DRAFT,
     )  # fmt: skip
     value_schemes: tuple[str, ...] = fields.names(
         ("remaining",), f"grid: what an exception is worth, of {', '.join(SAFEST_FIRST)}"
@@ -95,12 +64,11 @@ class CalibrateConfig:
 
     def settings(self) -> tuple[Setting, ...]:
         """Returns the grid."""
-        lengths = [None if x == WHOLE_DRAFT else int(x) for x in _parts(self.draft_lengths)]
         return grid(
-            map(float, _parts(self.budgets)),
-            map(float, _parts(self.gates)),
-            map(int, _parts(self.block_caps)),
-            lengths,
+            fields.read_numbers(self.budgets, float),
+            fields.read_numbers(self.gates, float),
+            fields.read_numbers(self.block_caps, int),
+            fields.read_numbers(self.draft_lengths, int, word=WHOLE_DRAFT),
         )
 
     def parameters(self) -> dict[str, Any]:
@@ -117,14 +85,7 @@ class CalibrateConfig:
 def _misfits(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with fields taken together."""
     problems = task_misfits(values)
-    for name in _OWN:
-        got = values[f"decode.{name}"]
-        default = functools.reduce(getattr, name.split("."), RunConfig())
-        if got != default:
-            problems.append(
-                f"decode.{name}: got {got}, allowed is {default}, as it is: a calibration sets it "
-                "itself"
-            )
+    problems += decode_misfits(values, _OWN, "a calibration sets it itself", show=str)
     if values["decode.drafter"] == "none":
         problems.append("decode.drafter: got none, allowed is a drafter")
     schemes = values["value_schemes"]
@@ -141,7 +102,8 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
             "graded task or more: likeness is no quality"
         )
     most = values["decode.num_draft_tokens"] or math.inf
-    lengths = [int(part) for part in _parts(values["draft_lengths"]) if part != WHOLE_DRAFT]
+    lengths = fields.read_numbers(values["draft_lengths"], int, word=WHOLE_DRAFT)
+    lengths = [length for length in lengths if length is not None]
     if lengths and max(lengths) > most:
         problems.append(
             f"draft_lengths: got {max(lengths)}, allowed are whole numbers <= "

@@ -52,6 +52,51 @@ def number(
     return setting(default, is_allowed, allowed, kind=float, about=about)
 
 
+def numbers(default: str, kind: type, allowed: str, about: str, *, word: str | None = None) -> Any:
+    """Several numbers above 0 as one text, separated by commas; see `read_numbers`.
+
+    Args:
+      default: The text.
+      kind: float or int.
+      allowed: What each may be.
+      about: What they are.
+      word: A text that may stand in place of a number.
+    """
+
+    def is_allowed(value: str) -> bool:
+        try:
+            return bool(read_numbers(value, kind, word=word))
+        except ValueError:
+            return False
+
+    return setting(default, is_allowed, f"{allowed}, separated by commas", kind=str, about=about)
+
+
+def read_numbers(text: str, kind: type, *, word: str | None = None) -> list[Any]:
+    """Returns the numbers of a text, None for the word.
+
+    Args:
+      text: Numbers above 0, separated by commas.
+      kind: float, where inf is one as well, or int, below 2^31.
+      word: May stand in place of a number.
+
+    Raises:
+      ValueError: Some part is neither.
+    """
+    found: list[Any] = []
+    for part in map(str.strip, text.split(",")):
+        if part == word:
+            found.append(None)
+            continue
+        if kind is int and not (part.isascii() and part.isdecimal()):
+            raise ValueError(f"got {part!r}, allowed are digits")
+        value = kind(part)
+        if not value > 0 or (kind is int and value > _INT32):
+            raise ValueError(f"got {part!r}, allowed is a number > 0")
+        found.append(value)
+    return found
+
+
 def choice(default: str, names: tuple[str, ...], about: str) -> Any:
     """One of some names."""
     allowed = f"one of {', '.join(names)}"

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,10 @@ from asd_jax.evaluation.frontier import (
     reason_left_out,
     to_markdown,
 )
+from asd_jax.evaluation.plain_json import infinity_as_text
 from asd_jax.evaluation.receipt import run_header
 from asd_jax.evaluation.tasks import TASKS, Example
+from asd_jax.evaluation.whole_files import write_text
 from asd_jax.load import has_distribution
 from experiments import command_line, study
 from experiments.config import SCHEMA as RUN_SCHEMA
@@ -58,7 +59,6 @@ from experiments.fields import ConfigError
 from experiments.frontier_config import SCHEMA, FrontierConfig
 
 STRICT, GREEDY, ASD = "strict", "greedy", "asd"
-_NO_LIMIT = float("inf")
 Questions = Mapping[str, Sequence[Example]]
 
 
@@ -104,7 +104,7 @@ def run(config: FrontierConfig, name: str) -> int:
         (folder / "frontier.json", text),
         (folder / "frontier.md", to_markdown(found)),
     ):
-        _write(path, content)
+        write_text(path, content)
         print(f"written {path}")
     return 0
 
@@ -161,7 +161,7 @@ def _answer_all(
     plain, tried = folder / "prompts.jsonl", folder / "grid.jsonl"
     study.write_prompts(plain, [{**prompt_row(e), "seed": seeds[e.id]} for e in examples])
     rows = [
-        _plain({**row, "seed": seeds[example.id]})
+        infinity_as_text({**row, "seed": seeds[example.id]})
         for example in examples
         for row in grid_rows([example], config.grid)
     ]
@@ -238,17 +238,6 @@ def _line(point: Point) -> str:
         f"{point.speed.high:+.1f}], quality {point.quality.estimate:+.1f} points "
         f"[{point.quality.low:+.1f}, {point.quality.high:+.1f}]"
     )
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes infinity as "inf", which JSON has no number for."""
-    return {name: "inf" if value == _NO_LIMIT else value for name, value in row.items()}
-
-
-def _write(path: Path, content: str) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(content, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def main(argv: list[str]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from asd_jax.verifier import VALUE_SCHEMES
 from experiments import fields
 from experiments.config import RunConfig
 from experiments.fields import ConfigError, Schema
-from experiments.study import TaskFields, task_misfits
+from experiments.study import TaskFields, decode_misfits, task_misfits
 
 # Fields of `decode` that the command sets itself: of rules, questions and files.
 SET_HERE = (
@@ -25,24 +24,6 @@ SET_HERE = (
 )  # fmt: skip
 
 
-def _numbers(default: str, kind: type, allowed: str, about: str) -> Any:
-    """Several numbers above 0 as one text, separated by commas."""
-
-    def is_allowed(text: str) -> bool:
-        try:
-            return all(0 < number for number in _parse(text, kind))
-        except ValueError:
-            return False
-
-    return fields.setting(
-        default, is_allowed, f"one or more {allowed}, separated by commas", kind=str, about=about
-    )
-
-
-def _parse(text: str, kind: type) -> list[Any]:
-    return [kind(part) for part in text.split(",")]
-
-
 @dataclasses.dataclass(frozen=True)
 class AsdFields:
     """The settings of ASD: every combination under each value scheme."""
@@ -50,9 +31,15 @@ class AsdFields:
     value_schemes: tuple[str, ...] = fields.names(
         VALUE_SCHEMES, f"value schemes, of {', '.join(VALUE_SCHEMES)}"
     )
-    budgets: str = _numbers("4,8,16", float, "numbers > 0 or inf", "regret a request, logits")
-    gates: str = _numbers("0.1,0.25,0.5", float, "numbers > 0 or inf", "regret a token, logits")
-    block_caps: str = _numbers("1,2", int, "whole numbers > 0", "exceptions a block")
+    budgets: str = fields.numbers(
+        "4,8,16", float, "one or more numbers > 0 or inf", "regret a request, logits"
+    )
+    gates: str = fields.numbers(
+        "0.1,0.25,0.5", float, "one or more numbers > 0 or inf", "regret a token, logits"
+    )
+    block_caps: str = fields.numbers(
+        "1,2", int, "one or more whole numbers > 0", "exceptions a block"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +75,9 @@ class FrontierConfig:
     def grid(self) -> tuple[Setting, ...]:
         """The settings of ASD, the same under each value scheme."""
         return grid(
-            _parse(self.asd.budgets, float),
-            _parse(self.asd.gates, float),
-            _parse(self.asd.block_caps, int),
+            fields.read_numbers(self.asd.budgets, float),
+            fields.read_numbers(self.asd.gates, float),
+            fields.read_numbers(self.asd.block_caps, int),
         )
 
     @property
@@ -128,15 +115,7 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
 
 
 def _decode_misfits(values: Mapping[str, Any]) -> list[str]:
-    problems = []
-    for name in SET_HERE:
-        got = values[f"decode.{name}"]
-        default = functools.reduce(getattr, name.split("."), RunConfig())
-        if got != default:
-            problems.append(
-                f"decode.{name}: got {got!r}, allowed is {default!r}, as it is: a frontier sets it "
-                "itself"
-            )
+    problems = decode_misfits(values, SET_HERE, "a frontier sets it itself")
     if values["decode.num_draft_tokens"] is None:
         problems.append(
             "decode.num_draft_tokens: got None, allowed is a whole number >= 1: all rules are "

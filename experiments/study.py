@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ from asd_jax.evaluation.tasks import (
     read_hub,
     sample_path,
 )
+from asd_jax.evaluation.whole_files import write_text
 from experiments import command_line, decode, fields
 from experiments.config import SCHEMA, RunConfig
 from experiments.fields import ConfigError, Schema
@@ -62,6 +64,34 @@ def task_misfits(values: Mapping[str, Any], group: str = "tasks") -> list[str]:
         f"{group}.names: got {', '.join(names) or 'none'}, allowed is one or more of "
         f"{', '.join(TASKS)}, each once"
     ]
+
+
+def decode_misfits(
+    values: Mapping[str, Any],
+    names: Iterable[str],
+    setter: str,
+    *,
+    show: Callable[[Any], str] = repr,
+) -> list[str]:
+    """Returns what to tell about fields of `decode` that are not the user's to set, but were.
+
+    Args:
+      values: Of all fields of the study, by dotted name.
+      names: Of the fields, without "decode."; a group stands for all fields in it.
+      setter: Says who sets them, for the message.
+      show: How what was got is written.
+    """
+    problems = []
+    for name in names:
+        for field, got in values.items():
+            own = field.removeprefix("decode.")
+            if own == field or not f"{own}.".startswith(f"{name}."):
+                continue
+            default = operator.attrgetter(own)(RunConfig())
+            if got != default:
+                shown = ",".join(default) if isinstance(default, tuple) else default
+                problems.append(f"{field}: got {show(got)}, allowed is {shown}, as it is: {setter}")
+    return problems
 
 
 def read_task(tasks: TaskFields, name: str, split: str) -> tuple[Example, ...]:
@@ -105,9 +135,7 @@ def write_prompts(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             )
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, text)
 
 
 def answer(

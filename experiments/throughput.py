@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,6 +50,7 @@ from asd_jax.evaluation.throughput import (
     parse_measurement,
     to_markdown,
 )
+from asd_jax.evaluation.whole_files import write_text
 from asd_jax.types import Drafter
 from experiments import command_line, loading, processes, study
 from experiments.background import in_background
@@ -194,16 +194,9 @@ def _conclude(prepared: Study, done: Units, receipt: Mapping[str, Any], display:
     )
     text = to_markdown(document)
     write_summary(prepared.path("throughput.json"), document)
-    _write(prepared.path("throughput.md"), text)
+    write_text(prepared.path("throughput.md"), text)
     print(f"\n{text}")
     display.line("written", f"{prepared.path('throughput.json')} and throughput.md")
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def main(argv: list[str]) -> int:

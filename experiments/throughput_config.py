@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,11 +51,13 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
         for name, value in values.items()
         if name.startswith("decode.")
     }
-    problems += _changed(own, _SET_BY_THE_COMMAND, "experiments.throughput sets it itself")
+    problems += study.decode_misfits(
+        values, _SET_BY_THE_COMMAND, "experiments.throughput sets it itself"
+    )
     if values["controls"] is not None:
-        verifier = [name for name in own if name.startswith("verifier.")]
-        told = "it is in the controls file"
-        problems += _changed(own, ["num_draft_tokens", *verifier], told)
+        problems += study.decode_misfits(
+            values, ("num_draft_tokens", "verifier"), "it is in the controls file"
+        )
     if own["drafter"] == "none":
         problems.append(
             "decode.drafter: got none, allowed is a drafter, which strict needs as well"
@@ -78,19 +79,6 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
         runs.SCHEMA.read(own | {"arms": arms})
     except ConfigError as error:
         problems += [f"decode.{line}" for line in str(error).splitlines()]
-    return problems
-
-
-def _changed(own: Mapping[str, Any], names: Any, setter: str) -> list[str]:
-    """Returns what to tell about fields of the run that are not the user's to set."""
-    problems = []
-    for name in names:
-        default = operator.attrgetter(name)(RunConfig())
-        if own[name] != default:
-            shown = ",".join(default) if isinstance(default, tuple) else default
-            problems.append(
-                f"decode.{name}: got {own[name]!r}, allowed is {shown}, the default: {setter}"
-            )
     return problems
 
 

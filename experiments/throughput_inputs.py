@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
 from asd_jax.evaluation.audit.other_studies import controls_entry
 from asd_jax.evaluation.controls_file import ControlsError, FrozenControls, read_controls
+from asd_jax.evaluation.plain_json import infinity_as_text
 from asd_jax.evaluation.plan import Plan, Request, Settings, make_plan
 from asd_jax.evaluation.prompts import Prompt, PromptFile, read_prompts
-from asd_jax.evaluation.receipt import run_header
+from asd_jax.evaluation.receipt import command_line, run_header
 from asd_jax.evaluation.tasks import TASKS
 from asd_jax.evaluation.throughput import ROLES, Unit
 from asd_jax.load import check_drafter, read_target_config
@@ -230,22 +230,12 @@ def _header(
     fields = header["config"] | {"timed_with": timed_with}
     # Where the questions are is told and not compared: the prompts' digest says what they are.
     tasks = fields.pop("tasks")
-    return {**header, "config": fields, "tasks": tasks, "command": _command(sys.argv)}
-
-
-def _command(argv: Sequence[str]) -> str:
-    """Returns the command line, absolute paths cut down to their last part."""
-    words = []
-    for argument in argv[1:]:
-        flag, equals, value = argument.rpartition("=")
-        is_whole = PurePath(value).is_absolute() or value.startswith("~")
-        words.append(f"{flag}{equals}{PurePath(value).name if is_whole else value}")
-    return " ".join(["python -m experiments.throughput", *words])
+    command = command_line("experiments.throughput", sys.argv[1:])
+    return {**header, "config": fields, "tasks": tasks, "command": command}
 
 
 def _controls_entry(run: RunConfig, controls: FrozenControls | None) -> dict[str, Any]:
     if controls is not None:
         return {"rule": run.verifier.rule, **controls_entry(controls)}
     values = dataclasses.asdict(run.verifier) | {"num_draft_tokens": run.num_draft_tokens}
-    values |= {name: str(values[name]) for name in ("budget", "gate") if values[name] == math.inf}
-    return values | {"status": None, "fingerprint": None}
+    return {**infinity_as_text(values), "status": None, "fingerprint": None}

@@ -12,11 +12,12 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from asd_jax.evaluation.plain_json import infinity_as_text
+from asd_jax.evaluation.whole_files import write_text
 from asd_jax.types import Controls
 from asd_jax.verifier import VALUE_SCHEMES
 
@@ -143,9 +144,7 @@ def write_controls(path: str | Path, controls: FrozenControls) -> None:
         "fingerprint": controls.fingerprint,
         **dataclasses.asdict(controls),
     }
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(_plain(fields), indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_text(path, json.dumps(infinity_as_text(fields), indent=1) + "\n")
 
 
 def read_controls(path: str | Path) -> FrozenControls:
@@ -186,14 +185,3 @@ def _is_number(value: Any) -> bool:
 
 def _number(value: Any) -> Any:
     return math.inf if value == "inf" else float(value) if _is_number(value) else value
-
-
-def _plain(value: Any) -> Any:
-    """Writes infinity as "inf", which JSON has no number for."""
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 import jax
+
+from asd_jax.evaluation.plain_json import infinity_as_text
 
 _PACKAGES = ("asd_jax", "jax", "jaxlib", "flax", "numpy")
 # Changing these leaves the rows that are there already valid.
@@ -50,7 +51,7 @@ def run_header(
       prompts: Digest of the prompts.
       num_prompts: How many prompts there are, before any limit.
     """
-    plain = {name: _plain(value) for name, value in config.items()}
+    plain = _without_folders(infinity_as_text(config))
     devices = jax.devices()
     return {
         "format": 1,
@@ -96,6 +97,20 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {a!r} in the file, {b!r} now" for name, a, b in pairs if a != b]
 
 
+def command_line(module: str, arguments: Sequence[str]) -> str:
+    """Returns the command line of a program, absolute paths cut down to their last part.
+
+    Args:
+      module: The program, as `python -m` has it.
+      arguments: Behind it. A path may be one of them or stand behind the = of one.
+    """
+    words = ["python", "-m", module]
+    for argument in arguments:
+        flag, sign, value = argument.partition("=")
+        words.append(f"{flag}={_last_part(value)}" if sign else _last_part(argument))
+    return " ".join(words)
+
+
 def git_commit() -> str | None:
     """Returns the commit of this source tree, with "-dirty" if files were changed since.
 
@@ -128,17 +143,19 @@ def _versions() -> dict[str, str | None]:
     return versions
 
 
-def _plain(value: Any) -> Any:
-    """Returns a configuration value as JSON, absolute paths as their last part."""
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, str) and (PurePath(value).is_absolute() or value.startswith("~")):
-        return PurePath(value).name
-    return value
+def _without_folders(value: Any) -> Any:
+    """Returns a JSON value, absolute paths in it as their last part."""
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    return _last_part(value) if isinstance(value, str) else value
+
+
+def _last_part(text: str) -> str:
+    """Returns the last part of an absolute path, any other text as it is."""
+    is_absolute = PurePath(text).is_absolute() or text.startswith("~")
+    return PurePath(text).name if is_absolute else text
 
 
 def _get(header: Mapping[str, Any], part: str, key: str) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from asd_jax.evaluation.arms import GREEDY
 from asd_jax.evaluation.drafter_cost import DrafterCost
 from asd_jax.evaluation.interleaved import Measurement
+from asd_jax.evaluation.whole_files import write_text
 
 NOTES = {
     "acceptance_length": (
@@ -52,11 +52,8 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     Raises:
       OSError: The file cannot be written.
     """
-    temporary = path.with_name(f"{path.name}.partial")
-    temporary.write_text(
-        json.dumps(summary, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8"
-    )
-    os.replace(temporary, path)
+    text = json.dumps(summary, ensure_ascii=False, allow_nan=False, indent=1)
+    write_text(path, text + "\n")
 
 
 @dataclasses.dataclass

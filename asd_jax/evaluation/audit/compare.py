@@ -20,10 +20,10 @@ from asd_jax.evaluation.audit.grades import PairedGrade
 from asd_jax.evaluation.audit.measures import Measures, measure
 from asd_jax.evaluation.audit.pairs import Pairs
 from asd_jax.evaluation.audit.pieces import Decode
-from asd_jax.evaluation.audit.plain_json import HIDDEN, plain_json
 from asd_jax.evaluation.audit.quality import Accuracy, Overlap, accuracy, overlap
 from asd_jax.evaluation.audit.spending import Exceptions, exceptions
 from asd_jax.evaluation.audit.worst import HarmedAnswer, worst
+from asd_jax.evaluation.plain_json import HIDDEN, plain_json
 from asd_jax.evaluation.statistics.bootstrap import Bootstrap
 from asd_jax.evaluation.tasks.task import Task
 

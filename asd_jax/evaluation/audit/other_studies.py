@@ -7,12 +7,12 @@ and drafter; the other study's own receipt says so.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from asd_jax.evaluation.audit.fields import AuditError, refusal
 from asd_jax.evaluation.controls_file import FrozenControls
+from asd_jax.evaluation.plain_json import infinity_as_text
 from asd_jax.evaluation.throughput import for_report
 
 _SHOWN_ITEMS = 8
@@ -56,8 +56,8 @@ def controls_entry(controls: FrozenControls) -> dict[str, Any]:
     names = ("value_scheme", "num_draft_tokens", "protect_stop_ids", "status", "target", "drafter")
     return {
         "fingerprint": controls.fingerprint,
-        "budget": _plain(controls.budget),
-        "gate": _plain(controls.gate),
+        "budget": infinity_as_text(controls.budget),
+        "gate": infinity_as_text(controls.gate),
         "block_cap": controls.block_cap,
         **{name: getattr(controls, name) for name in names},
         "calibration_examples": len(controls.calibration_ids),
@@ -155,7 +155,7 @@ def _is_of(point: Mapping[str, Any], controls: FrozenControls) -> bool:
     """Whether a point is that of some controls, the draft length aside."""
     options = _mapping(point.get("options"))
     return point.get("rule") == "asd" and all(
-        options.get(name) == _plain(getattr(controls, name)) for name in _DECISIVE
+        options.get(name) == infinity_as_text(getattr(controls, name)) for name in _DECISIVE
     )
 
 
@@ -171,10 +171,4 @@ def _brief(value: Any) -> Any:
         if len(value) > _SHOWN_ITEMS:
             return f"{len(value)} items"
         return [_brief(item) for item in value]
-    return _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """Writes infinity as "inf", which JSON has no number for."""
-    is_infinite = isinstance(value, float) and not math.isfinite(value)
-    return str(value) if is_infinite else value
+    return infinity_as_text(value)

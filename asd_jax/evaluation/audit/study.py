@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ import numpy as np
 from asd_jax.evaluation.audit.compare import DEFAULT, Comparison
 from asd_jax.evaluation.audit.fields import AuditError
 from asd_jax.evaluation.audit.measures import NO_POSITION
-from asd_jax.evaluation.audit.plain_json import plain_json
 from asd_jax.evaluation.audit.ratios import change_interval
+from asd_jax.evaluation.plain_json import plain_json
 from asd_jax.evaluation.statistics.bootstrap import Bootstrap, Interval
 from asd_jax.evaluation.statistics.intervals import mean_over_tasks_interval
+from asd_jax.evaluation.whole_files import write_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +155,6 @@ def write_study(path: str | Path, study: Study | Mapping[str, Any]) -> None:
     Raises:
       OSError: The file cannot be written.
     """
-    path = Path(path)
-    partial = path.with_name(f"{path.name}.partial")
     document = study.to_json() if isinstance(study, Study) else study
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
-    partial.write_text(text + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_text(Path(path), text + "\n")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from asd_jax.evaluation.audit.plain_json import plain_json
 from asd_jax.evaluation.audit.ratios import ratio_interval
 from asd_jax.evaluation.calibration.barriers import BLOCK_CAP, VALUE_SCHEME, Quartile
 from asd_jax.evaluation.calibration.choice import Selection
 from asd_jax.evaluation.calibration.trials import Candidate, Floats, Outcome
+from asd_jax.evaluation.plain_json import plain_json
 from asd_jax.evaluation.statistics.bootstrap import Bootstrap, Interval
 from asd_jax.evaluation.statistics.paired import compare_accuracy
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from asd_jax.evaluation.audit.fields import AuditError
 from asd_jax.evaluation.audit.measures import NO_POSITION, Measures
 from asd_jax.evaluation.audit.pairs import Pair, Pairs
 from asd_jax.evaluation.calibration.grid import Setting, by_setting, grid_rows, prompt_row
+from asd_jax.evaluation.plain_json import infinity_as_text
 from asd_jax.evaluation.tasks import TASKS, Example
 
 STRICT = Setting(gate=0.0, block_cap=0, budget=0.0)
@@ -43,7 +43,7 @@ class Candidate:
 
     def options(self) -> dict[str, Any]:
         """Returns what tells it from the others, for tables."""
-        return {"value_scheme": self.value_scheme, **_plain(self.setting.overrides())}
+        return {"value_scheme": self.value_scheme, **infinity_as_text(self.setting.overrides())}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ def trial_rows(
     for number, example in enumerate(examples):
         asked = asked_row(example, number, max_new_tokens=max_new_tokens, seed=seed)
         for row in grid_rows([example], (STRICT, *settings)):
-            yield asked | _plain(row)
+            yield asked | infinity_as_text(row)
 
 
 def pair_up(
@@ -239,8 +239,3 @@ def _tokens_per_forward(tokens: Floats, rounds: Floats) -> float:
 
 def _shuffled(own_id: str) -> str:
     return hashlib.sha256(own_id.encode()).hexdigest()
-
-
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes infinity as "inf", as prompt rows have it."""
-    return {name: "inf" if value == math.inf else value for name, value in fields.items()}

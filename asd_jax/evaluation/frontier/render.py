@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asd_jax.evaluation.audit.cells import NONE, change, interval, table
-from asd_jax.evaluation.audit.plain_json import plain_json
 from asd_jax.evaluation.frontier.points import Point
 from asd_jax.evaluation.frontier.rivals import Rival
 from asd_jax.evaluation.frontier.schemes import BASE, OTHER, Schemes
+from asd_jax.evaluation.plain_json import plain_json
 from asd_jax.evaluation.report.fields import Interval
 from asd_jax.evaluation.report.frontier import pareto
 from asd_jax.evaluation.report.numbers import options

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from asd_jax.evaluation.audit.plain_json import plain_json
+from asd_jax.evaluation.plain_json import plain_json
 from asd_jax.evaluation.statistics.bcb import Limits
 from asd_jax.evaluation.throughput.result import Speed, TaskSpeed
 

@@ -1,4 +1,8 @@
-"""Turns results into plain JSON types."""
+"""Turns results and settings into plain JSON types.
+
+JSON has no number that is not finite. In a result such a number is an undefined figure and becomes
+null; in a setting infinity means "no limit", which null would not tell, and becomes a text.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ HIDDEN = {"is_hidden": True}
 def plain_json(value: Any) -> Any:
     """Returns dataclasses and mappings as objects, tuples as lists.
 
-    Numbers that are not finite become null: JSON has none, and an undefined figure is no figure.
+    Numbers that are not finite become null: an undefined figure is no figure.
 
     Args:
       value: Dataclasses, mappings, lists, tuples, numbers, texts and None.
@@ -31,4 +35,19 @@ def plain_json(value: Any) -> Any:
         return [plain_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    return value
+
+
+def infinity_as_text(value: Any) -> Any:
+    """Returns mappings as objects, tuples as lists, and infinity as "inf".
+
+    Args:
+      value: Mappings, lists, tuples, numbers, texts and None.
+    """
+    if isinstance(value, Mapping):
+        return {name: infinity_as_text(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [infinity_as_text(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value
