@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from asd_jax import (
     Controls,
@@ -111,21 +112,36 @@ def config_of(steps, **changes):
     return trainer.TrainConfig(optimizer, **changes)
 
 
+@pytest.fixture(scope="module")
+def sure(tmp_path_factory):
+    """A wider target that is sure of what it writes, so that there is something to overfit."""
+    config = tiny.HF_CONFIG | {"hidden_size": 96, "intermediate_size": 192}
+    folder = tiny.write_checkpoint(tmp_path_factory.mktemp("target") / "sure", config)
+    weights = safetensors.numpy.load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] *= np.float32(8)
+    safetensors.numpy.save_file(weights, folder / "model.safetensors")
+    return load_target(str(folder))
+
+
 @pytest.mark.slow
 @families
-def test_a_drafter_learns_the_texts_of_its_target(loaded, family, tmp_path):
-    setup = Setup(loaded, family)
+def test_a_drafter_learns_the_texts_of_its_target(sure, family, tmp_path):
+    setup = Setup(sure, family)
+    setup.batch_at = functools.partial(setup.batch_at, size=NUM_TEXTS)
+    setup.evaluate = functools.partial(setup.evaluate, rows=slice(0, NUM_TEXTS))
+    answers = setup.texts[:, PROMPT:]
+    following = {pair for row in answers for pair in itertools.pairwise(row.tolist())}
+    assert len(following) > 2 * len(np.unique(answers))  # no token says what comes next
     graphdef, params = start_params(setup.blueprint, setup.facts, seed=0, dtype="float32")
     untrained = setup.evaluate(params, graphdef)
-    events = list(setup.run(tmp_path, config_of(300, log_every=5)))
+    assert untrained.by_position[0] < 0.5
+    events = list(setup.run(tmp_path, config_of(150, log_every=5, num_anchors=15)))
     losses = [event.metrics["loss"] for event in events if isinstance(event, trainer.Progress)]
     assert losses[-1] < losses[0]
     last = events[-1]
     assert isinstance(last, trainer.Evaluated)
-    # Medusa's blocks alone, in front of the target's own projection, can do less than a layer.
-    gain = 0.1 if family == "medusa" else 0.3
-    assert last.acceptance.by_position[0] > untrained.by_position[0] + gain
-    assert last.acceptance.acceptance_length > untrained.acceptance_length + gain
+    assert last.acceptance.by_position[0] > 0.9
+    assert last.acceptance.acceptance_length > untrained.acceptance_length + 1
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
     assert lines[-1]["held_out"]["acceptance_length"] == last.acceptance.acceptance_length
