@@ -1,4 +1,4 @@
-"""A dspark drafter for SmolLM2-135M-Instruct: one layer, blocks of five, 16,384 ids.
+"""A dspark drafter for SmolLM2-135M-Instruct: one layer, blocks of three, 16,384 ids.
 
 Run from the repository's root, after `experiments/configs/answers_smollm2.py`; the task sets named
 here are excluded by id and by question. For a target of this size the output projection costs more
@@ -14,7 +14,7 @@ from experiments.distill_config import smollm2_config
 def get_config() -> ml_collections.ConfigDict:
     """Returns the configuration."""
     config = smollm2_config("dspark")
-    config.drafter.num_draft_tokens = 5
+    config.drafter.num_draft_tokens = 3
     config.drafter.num_layers = 1
     config.drafter.markov_rank = 64
     config.drafter.mask_id = 6
@@ -24,8 +24,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.dspark_weights.cross_entropy = 1.0
     config.dspark_weights.l1 = 1.0
     config.dspark_weights.confidence = 0.3
-    config.num_anchors = 24
+    config.num_anchors = 40
     config.optimizer.learning_rate = 3e-4
-    config.optimizer.num_steps = 900
-    config.evaluate_every = 300
+    config.optimizer.num_steps = 1000
+    config.evaluate_every = 500
     return config

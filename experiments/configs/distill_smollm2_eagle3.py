@@ -16,7 +16,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.start_from = f"{config.directory}/drafter"
     config.directory = "outputs/distill_smollm2_eagle3"
     config.drafter.num_draft_tokens = 3
+    config.learns_prompts = False
     config.optimizer.learning_rate = 2e-4
-    config.optimizer.num_steps = 600
-    config.evaluate_every = 300
+    config.optimizer.num_steps = 400
+    config.evaluate_every = 200
     return config

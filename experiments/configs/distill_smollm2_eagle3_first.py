@@ -18,4 +18,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.evaluate_every = 700
     config.evaluate_tokens = 64
     config.start_from = "linear"
+    # Twice as many tokens to learn; the last stage learns answers alone, as it will draft those.
+    config.learns_prompts = True
     return config

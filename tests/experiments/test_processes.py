@@ -86,6 +86,7 @@ def test_a_mesh_in_one_process(cli, expected):
     assert_same(rows_of(cli.folder / "mesh.jsonl"), expected)
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_file_and_take_it_up_again(cli, expected):
     """Half of the rows are there already, on the disk of process 0 alone as far as it tells."""
     first, second = run_two(cli, output="two.jsonl", limit=4)

@@ -116,6 +116,7 @@ def test_eagle3_unrolls_what_it_drafts():
     assert got == pytest.approx(expected, rel=2e-4)
 
 
+@pytest.mark.slow
 def test_dspark_blocks_are_what_it_drafts():
     target, drafter = pair("dspark_qwen3_vanilla")
     batch, signals = texts("dspark_qwen3_vanilla")

@@ -240,6 +240,7 @@ def test_another_configuration_is_not_mixed_in(loaded, tmp_path):
         list(setup.run(tmp_path, config_of(4, seed=1)))
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_names_the_step_that_is_left(loaded, tmp_path):
     setup = Setup(loaded, "medusa")
     config = config_of(8, evaluate_every=4)
