@@ -26,6 +26,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.dspark_weights.confidence = 0.3
     config.num_anchors = 40
     config.optimizer.learning_rate = 3e-4
-    config.optimizer.num_steps = 1000
-    config.evaluate_every = 500
+    config.optimizer.num_steps = 450
+    config.evaluate_every = 225
     return config

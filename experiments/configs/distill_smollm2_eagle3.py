@@ -18,6 +18,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.drafter.num_draft_tokens = 3
     config.learns_prompts = False
     config.optimizer.learning_rate = 2e-4
-    config.optimizer.num_steps = 400
-    config.evaluate_every = 200
+    config.optimizer.num_steps = 260
+    config.evaluate_every = 130
     return config

@@ -14,8 +14,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.drafter.has_own_head = False
     config.batch_size = 4
     config.optimizer.learning_rate = 3e-4
-    config.optimizer.num_steps = 1400
-    config.evaluate_every = 700
+    config.optimizer.num_steps = 1200
+    config.evaluate_every = 600
     config.evaluate_tokens = 64
     config.start_from = "linear"
     # Twice as many tokens to learn; the last stage learns answers alone, as it will draft those.

@@ -16,6 +16,6 @@ def get_config() -> ml_collections.ConfigDict:
     # The loss tells the ids apart that answers are made of; drafting scores all.
     config.drafter.draft_vocab_size = 6144
     config.optimizer.learning_rate = 3e-4
-    config.optimizer.num_steps = 600
-    config.evaluate_every = 200
+    config.optimizer.num_steps = 300
+    config.evaluate_every = 150
     return config
