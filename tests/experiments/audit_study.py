@@ -21,7 +21,7 @@ def get_config():
     config = default_config()
     config.controls = "frozen.json"
     config.tasks.names = ("mmlu", "mt_bench")
-    config.tasks.data = "questions"
+    config.tasks.data = "audit_questions"
     config.decode.target = "model"
     config.decode.max_new_tokens = 20
     return config
@@ -68,10 +68,10 @@ FRONTIER = {
 def set_up(cli: Cli) -> Cli:
     """Writes questions, frozen controls and two other studies into the command line's folder."""
     folder = cli.folder
-    (folder / "questions").mkdir(exist_ok=True)
+    (folder / "audit_questions").mkdir(exist_ok=True)
     for task in TURNS:
         rows = [example(task, n, split) for split in ("calibration", "audit") for n in range(3)]
-        (folder / "questions" / f"{task}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (folder / "audit_questions" / f"{task}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     write_controls(folder / "frozen.json", controls(cli))
     (folder / "audit.py").write_text(CONFIG)
     run = {"target": {"digest": controls(cli).target}, "drafter": {"name": "ngram", "digest": None}}
@@ -96,7 +96,7 @@ def controls(cli: Cli, **changed: object) -> FrozenControls:
 
 
 def config_of(decode: dict | None = None, **fields: object) -> AuditConfig:
-    tasks = {"names": ("mmlu", "mt_bench"), "data": "questions"} | fields.pop("tasks", {})
+    tasks = {"names": ("mmlu", "mt_bench"), "data": "audit_questions"} | fields.pop("tasks", {})
     run = {"target": "model", "max_new_tokens": 20} | (decode or {})
     values = {"controls": "frozen.json", "directory": "unused", "tasks": tasks, "decode": run}
     return SCHEMA.read(values | fields)

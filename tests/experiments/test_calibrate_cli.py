@@ -29,7 +29,7 @@ from experiments.calibrate_config import default_config
 def get_config():
     config = default_config()
     config.tasks.names = ("mmlu",)
-    config.tasks.data = "questions"
+    config.tasks.data = "calibrate_questions"
     config.decode.target = "model"
     config.decode.num_draft_tokens = 4
     config.decode.max_new_tokens = 20
@@ -119,7 +119,7 @@ def calibrate_each(cli, cases):
 def outcomes(cli):
     """One run of a method each, and the refusals: (exit status, stdout, stderr) of all."""
     (cli.folder / "calibrate.py").write_text(CONFIG)
-    for folder, split in (("questions", "calibration"), ("audited", "audit")):
+    for folder, split in (("calibrate_questions", "calibration"), ("audited", "audit")):
         (cli.folder / folder).mkdir()
         rows = [
             {"id": f"q/{n}", "task": "mmlu", "split": split, "turns": [text], "reference": "A",

@@ -28,7 +28,7 @@ from experiments.frontier_config import default_config
 def get_config():
     config = default_config()
     config.tasks.names = ("gsm8k", "alpaca")
-    config.tasks.data = "questions"
+    config.tasks.data = "frontier_questions"
     config.decode.target = "model"
     config.decode.drafter = "ngram"
     config.decode.num_draft_tokens = 3
@@ -79,11 +79,11 @@ def question(task, number, split="calibration"):
 @pytest.fixture(scope="module")
 def ready(cli):
     """The folder with questions, a configuration, and a drafter that is nearly the target."""
-    (cli.folder / "questions").mkdir()
+    (cli.folder / "frontier_questions").mkdir()
     for task in ("gsm8k", "alpaca"):
         rows = [question(task, i) for i in range(3)] + [question(task, 3, "audit")]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        (cli.folder / "questions" / f"{task}.jsonl").write_text(text)
+        (cli.folder / "frontier_questions" / f"{task}.jsonl").write_text(text)
     (cli.folder / "frontier_tiny.py").write_text(CONFIG)
     (cli.folder / "frontier_every.py").write_text(EVERY)
     shutil.copytree(cli.folder / "model", cli.folder / "small")
@@ -178,10 +178,10 @@ def test_cut_short_it_goes_on_and_ends_with_the_same_files(ready, drawn):
 
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_with_the_same_files(ready, drawn):
-    whole, killed = ready.folder / "drawn", ready.folder / "killed" / "drawn"
+    whole, killed = ready.folder / "drawn", ready.folder / "frontier_killed" / "drawn"
     rng, kills = random.Random(0), 0
     while True:
-        process = start(ready, directory="killed/drawn")
+        process = start(ready, directory="frontier_killed/drawn")
         try:
             stdout, stderr = process.communicate(timeout=rng.uniform(4, 12) + kills)
         except subprocess.TimeoutExpired:
@@ -202,17 +202,17 @@ def test_killed_again_and_again_it_ends_with_the_same_files(ready, drawn):
 @pytest.mark.slow
 def test_all_rivals_are_drawn_with_a_drafter_that_has_a_distribution(ready):
     status, stdout, stderr = finish(
-        start(ready, "frontier_every", directory="all", decode__drafter="small",
+        start(ready, "frontier_every", directory="frontier_all", decode__drafter="small",
               decode__temperature=0.7, asd__value_schemes="realised", asd__budgets="20",
               split="audit", tasks__data="samples", tasks__names="mmlu", tasks__limit=2)
     )  # fmt: skip
     assert status == 0, stdout + stderr
-    found = json.loads((ready.folder / "all" / "frontier.json").read_text())
+    found = json.loads((ready.folder / "frontier_all" / "frontier.json").read_text())
     assert found["left_out"] == [] and found["schemes"] is None and found["split"] == "audit"
     assert {p["rule"] for p in found["points"]} == (set(RULES) | {"autoregressive"})
     assert all(point["options"]["split"] == "audit" for point in found["points"])
-    assert "These are audit examples" in (ready.folder / "all" / "frontier.md").read_text()
-    ensemble = (ready.folder / "all" / "rivals").glob("static_ensemble*.jsonl")
+    assert "These are audit examples" in (ready.folder / "frontier_all" / "frontier.md").read_text()
+    ensemble = (ready.folder / "frontier_all" / "rivals").glob("static_ensemble*.jsonl")
     runs = [json.loads(path.read_text().splitlines()[0])["run"] for path in ensemble]
     assert [run["config"]["verifier"].get("options") for run in runs].count({"weight": 0.9}) == 1
 

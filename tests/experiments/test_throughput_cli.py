@@ -36,7 +36,7 @@ def get_config():
     config.directory = "study"
     config.repeats = {REPEATS}
     config.tasks.names = ("alpaca", "mt_bench")
-    config.tasks.data = "questions"
+    config.tasks.data = "speed_questions"
     config.decode.target = "model"
     config.decode.num_draft_tokens = 4
     config.decode.max_new_tokens = {TOKENS}
@@ -69,10 +69,10 @@ KEYS = {(*unit, repeat, role) for unit in UNITS for repeat in range(REPEATS) for
 @pytest.fixture(scope="module")
 def folder(cli):
     """The folder of the command line, with questions and a configuration."""
-    (cli.folder / "questions").mkdir()
+    (cli.folder / "speed_questions").mkdir()
     for task, rows in QUESTIONS.items():
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        (cli.folder / "questions" / f"{task}.jsonl").write_text(text)
+        (cli.folder / "speed_questions" / f"{task}.jsonl").write_text(text)
     (cli.folder / "speed.py").write_text(_CONFIG)
     return cli.folder
 
