@@ -35,17 +35,14 @@ def _eagle3(num_steps: int) -> DrafterSizes:
 
 # Name, sizes, draft vocabulary.
 CHOICES: dict[str, tuple[DrafterSizes, int | None]] = {
-    "dspark, 5, 1 layer, 8192 ids": (_dspark(5), 8192),
-    "dspark, 5, 1 layer, 16384 ids": (_dspark(5), 16384),
-    "dspark, 5, 1 layer, all ids": (_dspark(5), None),
-    "dspark, 5, 2 layers, 16384 ids": (_dspark(5, num_layers=2), 16384),
+    "dspark, 3, 1 layer, 8192 ids": (_dspark(3), 8192),
+    "dspark, 3, 1 layer, 16384 ids": (_dspark(3), 16384),
+    "dspark, 3, 3 layers, 16384 ids": (_dspark(3, num_layers=3), 16384),
     "dspark, 7, 1 layer, 16384 ids": (_dspark(7), 16384),
     "eagle3, 3, 8192 ids": (_eagle3(3), 8192),
-    "eagle3, 4, 8192 ids": (_eagle3(4), 8192),
-    "eagle3, 4, 16384 ids": (_eagle3(4), 16384),
-    "eagle3, 4, all ids": (_eagle3(4), None),
+    "eagle3, 3, all ids": (_eagle3(3), None),
+    "eagle3, 7, 8192 ids": (_eagle3(7), 8192),
     "medusa, 3, 1 block": (DrafterSizes("medusa", 3), None),
-    "medusa, 4, 1 block": (DrafterSizes("medusa", 4), None),
 }
 
 
