@@ -24,11 +24,15 @@ from asd_jax.evaluation.prompts import Prompt, parse_record
 from asd_jax.evaluation.tasks import TASKS, read_examples, sample_path
 from benchmarks import timing
 
-DRAFTERS = {
-    "ngram": ("ngram", 7),
-    "dspark": ("drafters/smollm2_135m_dspark", None),
-    "eagle3": ("drafters/smollm2_135m_eagle3", None),
-    "medusa": ("drafters/smollm2_135m_medusa", None),
+SHIPPED, OF_TARGET = Path(__file__).parents[1] / "drafters", "smollm2_135m_"
+# Name: what `load_drafter` takes, draft tokens a round (None: as it was made for).
+DRAFTERS: dict[str, tuple[str, int | None]] = {
+    "ngram 3": ("ngram", 3),
+    "ngram 7": ("ngram", 7),
+    **{
+        folder.name.removeprefix(OF_TARGET): (str(folder), None)
+        for folder in sorted(SHIPPED.glob(f"{OF_TARGET}*"))
+    },
 }
 LONGEST_PROMPT = 400  # characters: one padded length, and so one program, for all
 
