@@ -15,6 +15,8 @@ import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+from tests.experiments.forks import run_each
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 HIDDEN, LAYERS, HEADS, KV_HEADS, WIDE, CONTEXT = 32, 2, 4, 2, 48, 256
 TEMPLATE = (
@@ -118,46 +120,14 @@ class Cli:
 
     def run_each(self, cases: list[list[str]]) -> list[tuple[int, str, str]]:
         """Runs several command lines that end early, in forks of one process that has imported."""
-        done = subprocess.run(
-            [sys.executable, "-c", _FORKS],
-            cwd=self.folder,
-            env=self.environment,
-            input=json.dumps(cases),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=True,
+        return run_each(
+            cases,
+            program="decode",
+            schema="config",
+            folder=self.folder,
+            environment=self.environment,
         )
-        return [tuple(outcome) for outcome in json.loads(done.stdout)]
 
-
-_FORKS = """
-import json, os, sys, tempfile, traceback
-from absl import app
-from experiments import command_line, config, decode
-outcomes = []
-for arguments in json.load(sys.stdin):
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = os.fork()
-        if child == 0:
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            try:
-                sys.argv = ["decode", *arguments]  # ml_collections looks here as well
-                app.run(decode.main, flags_parser=command_line.parser(config.SCHEMA))
-            except SystemExit as end:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(end.code or 0)
-            except BaseException:
-                traceback.print_exc()
-                sys.stderr.flush()
-            os._exit(99)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        out.seek(0), err.seek(0)
-        outcomes.append((status, out.read().decode(), err.read().decode()))
-print(json.dumps(outcomes))
-"""
 
 _CONFIG = """
 from experiments.config import default_config

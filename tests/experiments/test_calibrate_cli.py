@@ -21,6 +21,7 @@ from experiments import freeze
 from experiments.calibrate_config import SCHEMA
 from experiments.configs import calibrate_smollm2
 from experiments.fields import ConfigError
+from tests.experiments.forks import run_each
 
 TEXTS = ("abcabcabc", "xyxyxyxy", "12 12 12 1", "aabbaabbaab")
 CONFIG = """
@@ -38,34 +39,6 @@ def get_config():
     config.gates = "1,3"
     config.block_caps = "2"
     return config
-"""
-# Several command lines in forks of one process that has imported, one after the other.
-FORKS = """
-import json, os, sys, tempfile, traceback
-from absl import app
-from experiments import calibrate, command_line
-outcomes = []
-for arguments in json.load(sys.stdin):
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = os.fork()
-        if child == 0:
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            code = 99
-            try:
-                sys.argv = ["calibrate", *arguments]
-                app.run(calibrate.main, flags_parser=command_line.parser(calibrate.SCHEMA))
-            except SystemExit as end:
-                code = end.code or 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        out.seek(0), err.seek(0)
-        outcomes.append((status, out.read().decode(), err.read().decode()))
-print(json.dumps(outcomes))
 """
 RISK = {"method": "risk", "epsilon": 0.9, "delta": 0.5, "directory": "risk"}
 REFUSED = [
@@ -108,11 +81,13 @@ def arguments(**fields):
 
 
 def calibrate_each(cli, cases):
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS], cwd=cli.folder, env=cli.environment, capture_output=True,
-        input=json.dumps([arguments(**case) for case in cases]), text=True, timeout=300, check=True,
-    )  # fmt: skip
-    return [tuple(outcome) for outcome in json.loads(done.stdout)]
+    return run_each(
+        [arguments(**case) for case in cases],
+        program="calibrate",
+        schema="calibrate_config",
+        folder=cli.folder,
+        environment=cli.environment,
+    )
 
 
 @pytest.fixture(scope="module")

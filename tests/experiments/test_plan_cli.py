@@ -12,6 +12,7 @@ import pytest
 
 from experiments import plan_config
 from experiments.fields import ConfigError
+from tests.experiments.forks import run_each
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = """
@@ -109,35 +110,6 @@ def test_a_plan_of_true_size_allocates_no_weights(tmp_path):
     assert record["peak_memory_of_planning_bytes"] < 10**9 < footprint["target_weights"] / 16
 
 
-# Runs command lines that end early in forks of one process that has imported.
-FORKS = """
-import json, os, sys, tempfile
-from absl import app
-from experiments import command_line, plan, plan_config
-outcomes = []
-for arguments in json.load(sys.stdin):
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        child = os.fork()
-        if child == 0:
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            status = 99
-            try:
-                sys.argv = ["plan", *arguments]  # ml_collections looks here as well
-                app.run(plan.main, flags_parser=command_line.parser(plan_config.SCHEMA))
-            except SystemExit as end:
-                status = end.code or 0
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        out.seek(0), err.seek(0)
-        outcomes.append((status, out.read().decode(), err.read().decode()))
-print(json.dumps(outcomes))
-"""
-
-
 def test_what_is_wrong_is_told_in_one_line_and_help_lists_all_fields(folder):
     wrong = {
         "--config.chip=v9": "chip: got 'v9', allowed is one of v5e, v6e, A100",
@@ -149,17 +121,13 @@ def test_what_is_wrong_is_told_in_one_line_and_help_lists_all_fields(folder):
         "more": "got 'more', allowed are only flags",
     }
     cases = [["--config=tiny.py", argument] for argument in wrong]
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        input=json.dumps([*cases, [], ["--help"]]),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
+    *outcomes, missing, asked = run_each(
+        [*cases, [], ["--help"]],
+        program="plan",
+        schema="plan_config",
+        folder=folder,
+        environment=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )
-    *outcomes, missing, asked = json.loads(done.stdout)
     for (status, _, stderr), message in zip(outcomes, wrong.values(), strict=True):
         assert status == 2
         assert stderr.startswith(f"error: {message}") and stderr.count("\n") == 1, stderr
