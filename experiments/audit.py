@@ -55,6 +55,7 @@ from asd_jax.evaluation.audit.ratings import (
     rating_steps,
 )
 from asd_jax.evaluation.audit.render_more import more_markdown
+from asd_jax.evaluation.calibration.grid import prompt_row
 from asd_jax.evaluation.plain_json import plain_json
 from asd_jax.evaluation.report import write_report
 from asd_jax.evaluation.tasks import TASKS
@@ -119,8 +120,7 @@ def _rows(audit: Audit) -> Iterator[dict[str, Any]]:
         task = TASKS[name]
         longest = min(task.max_new_tokens, audit.run.max_new_tokens)
         for example in examples:
-            turns = list(task.prompt(example))
-            yield {"id": example.id, "task": name, "turns": turns, "max_new_tokens": longest}
+            yield {**prompt_row(example), "max_new_tokens": longest}
 
 
 def _compared(audit: Audit, pairs: Mapping[str, Pairs]) -> dict[str, Comparison]:

@@ -8,10 +8,9 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from experiments import config as runs
 from experiments import fields, study
 from experiments.config import RunConfig
-from experiments.fields import ConfigError, Schema
+from experiments.fields import Schema
 
 # What the command sets itself; the fields of groups are all meant.
 _SET_BY_THE_AUDIT = (
@@ -59,21 +58,13 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
     if values["controls"] is None:
         problems.append("controls: got None, allowed is the path of a controls file")
     problems += _judge_misfits(values)
-    own = {
-        name.removeprefix("decode."): value
-        for name, value in values.items()
-        if name.startswith("decode.")
-    }
+    own = study.of_decode(values)
     changed = study.decode_misfits(
         values, _SET_BY_THE_AUDIT, "experiments.audit sets it itself"
     ) + study.decode_misfits(values, _SET_BY_THE_CONTROLS, "it is in the controls file")
     if changed:
         return problems + changed
-    try:
-        runs.SCHEMA.read(own)
-    except ConfigError as error:
-        problems += [f"decode.{line}" for line in str(error).splitlines()]
-    return problems
+    return problems + study.run_misfits(own)
 
 
 def _judge_misfits(values: Mapping[str, Any]) -> list[str]:

@@ -50,7 +50,6 @@ from asd_jax.evaluation.whole_files import write_text
 from experiments import command_line, study
 from experiments.calibrate_config import FRONTIER, Q25, RISK, SCHEMA, CalibrateConfig
 from experiments.calibrate_methods import Found, by_grid, by_quartile, told
-from experiments.config import SCHEMA as RUN_SCHEMA
 from experiments.fields import ConfigError
 
 _SPLIT = "calibration"
@@ -71,7 +70,7 @@ def run(config: CalibrateConfig, name: str) -> int:
       AuditError: Answers or grades cannot be used.
       CheckpointError: The target cannot be opened.
     """
-    _check_decode(config)
+    study.check_run(config.decode)
     directory = Path(config.directory)
     examples = _questions(config)
     _check_directory(config, directory, examples)
@@ -85,15 +84,6 @@ def run(config: CalibrateConfig, name: str) -> int:
     write_controls(directory / "controls.json", controls)
     print(f"\n{page}\nwritten: {directory / 'controls.json'}", flush=True)
     return 0
-
-
-def _check_decode(config: CalibrateConfig) -> None:
-    """Checks the fields of the run together, before anything is written."""
-    try:
-        RUN_SCHEMA.read(dataclasses.asdict(config.decode))
-    except ConfigError as error:
-        lines = (f"decode.{line}" for line in str(error).splitlines())
-        raise ConfigError("\n".join(lines)) from error
 
 
 def _questions(config: CalibrateConfig) -> tuple[Example, ...]:

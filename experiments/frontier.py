@@ -54,7 +54,6 @@ from asd_jax.evaluation.tasks import TASKS, Example
 from asd_jax.evaluation.whole_files import write_text
 from asd_jax.load import has_distribution
 from experiments import command_line, study
-from experiments.config import SCHEMA as RUN_SCHEMA
 from experiments.fields import ConfigError
 from experiments.frontier_config import SCHEMA, FrontierConfig
 
@@ -75,7 +74,7 @@ def run(config: FrontierConfig, name: str) -> int:
       ExampleError: The questions cannot be read.
       OutputError: The folder holds another run's answers.
     """
-    _check_run(config)
+    study.check_run(config.decode)
     questions = _read_questions(config)
     drawn, left_out = _choose_rivals(config)
     for rival, reason in left_out:
@@ -107,15 +106,6 @@ def run(config: FrontierConfig, name: str) -> int:
         write_text(path, content)
         print(f"written {path}")
     return 0
-
-
-def _check_run(config: FrontierConfig) -> None:
-    """Checks what the runs have in common before any of them: some of it only they know."""
-    try:
-        RUN_SCHEMA.read(dataclasses.asdict(config.decode))
-    except ConfigError as error:
-        lines = [f"decode.{line}" for line in str(error).splitlines()]
-        raise ConfigError("\n".join(lines)) from error
 
 
 def _read_questions(config: FrontierConfig) -> Questions:

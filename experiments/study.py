@@ -83,15 +83,49 @@ def decode_misfits(
     """
     problems = []
     for name in names:
-        for field, got in values.items():
-            own = field.removeprefix("decode.")
-            if own == field or not f"{own}.".startswith(f"{name}."):
+        for own, got in of_decode(values).items():
+            if not f"{own}.".startswith(f"{name}."):
                 continue
             default = operator.attrgetter(own)(RunConfig())
             if got != default:
                 shown = ",".join(default) if isinstance(default, tuple) else default
-                problems.append(f"{field}: got {show(got)}, allowed is {shown}, as it is: {setter}")
+                problems.append(
+                    f"decode.{own}: got {show(got)}, allowed is {shown}, as it is: {setter}"
+                )
     return problems
+
+
+def of_decode(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of group `decode` by their own dotted names.
+
+    Args:
+      values: Of all fields of the study, by dotted name.
+    """
+    prefix = "decode."
+    return {n.removeprefix(prefix): value for n, value in values.items() if n.startswith(prefix)}
+
+
+def run_misfits(fields_of_run: Mapping[str, Any]) -> list[str]:
+    """Returns what `experiments.decode` would tell about the fields of `decode`.
+
+    Args:
+      fields_of_run: Nested, or by dotted name without "decode.".
+    """
+    try:
+        SCHEMA.read(fields_of_run)
+    except ConfigError as error:
+        return [f"decode.{line}" for line in str(error).splitlines()]
+    return []
+
+
+def check_run(run: RunConfig) -> None:
+    """Refuses a `decode` that cannot be run, before anything is written.
+
+    Raises:
+      ConfigError: With a line for each field that is wrong.
+    """
+    if problems := run_misfits(dataclasses.asdict(run)):
+        raise ConfigError("\n".join(problems))
 
 
 def read_task(tasks: TaskFields, name: str, split: str) -> tuple[Example, ...]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from asd_jax.evaluation.arms import GREEDY, STRICT
 from asd_jax.evaluation.tasks import SPLITS
-from experiments import config as runs
 from experiments import fields, study
 from experiments.config import RunConfig
-from experiments.fields import ConfigError, Schema
+from experiments.fields import Schema
 
 # What the command sets itself.
 _SET_BY_THE_COMMAND = (
@@ -46,11 +45,7 @@ def run_arms(rule: str, *, with_greedy: bool) -> tuple[str, ...]:
 def _misfits(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with fields taken together."""
     problems = study.task_misfits(values)
-    own = {
-        name.removeprefix("decode."): value
-        for name, value in values.items()
-        if name.startswith("decode.")
-    }
+    own = study.of_decode(values)
     problems += study.decode_misfits(
         values, _SET_BY_THE_COMMAND, "experiments.throughput sets it itself"
     )
@@ -75,11 +70,7 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
     if problems:
         return problems
     arms = run_arms(own["verifier.rule"], with_greedy=values["with_greedy"])
-    try:
-        runs.SCHEMA.read(own | {"arms": arms})
-    except ConfigError as error:
-        problems += [f"decode.{line}" for line in str(error).splitlines()]
-    return problems
+    return study.run_misfits(own | {"arms": arms})
 
 
 SCHEMA = Schema(ThroughputConfig, _misfits)

@@ -172,8 +172,8 @@ def read_examples(
         held_out_fraction,
         unanswered=len(kept - answered),
         exclusion=excluded,
+        learns_prompts=learns_prompts,
     )
-    examples = dataclasses.replace(examples, learns_prompts=learns_prompts)
     if not examples.rows().size:
         raise ValueError(
             f"answers: {answers_path}: got no example for training, allowed is at least one; "
@@ -264,6 +264,7 @@ def _packed(
     *,
     unanswered: int,
     exclusion: Dropped,
+    learns_prompts: bool,
 ) -> Examples:
     """Puts what was gathered into arrays, with a report."""
     lengths = np.asarray([len(text) for text in gathered.texts], np.int64)
@@ -287,4 +288,5 @@ def _packed(
         ids=tuple(gathered.requests),
         stop_ids=stop_ids,
         report=report,
+        learns_prompts=learns_prompts,
     )
