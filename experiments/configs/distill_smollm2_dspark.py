@@ -1,4 +1,4 @@
-"""A dspark drafter for SmolLM2-135M-Instruct: one layer, blocks of three, 16,384 ids.
+"""A dspark drafter for SmolLM2-135M-Instruct: two layers, blocks of three, 8,192 ids.
 
 Run from the repository's root, after `experiments/configs/answers_smollm2.py`; the task sets named
 here are excluded by id and by question. For a target of this size the output projection costs more
@@ -15,17 +15,17 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the configuration."""
     config = smollm2_config("dspark")
     config.drafter.num_draft_tokens = 3
-    config.drafter.num_layers = 1
+    config.drafter.num_layers = 2
     config.drafter.markov_rank = 64
     config.drafter.mask_id = 6
-    config.drafter.draft_vocab_size = 16384
+    config.drafter.draft_vocab_size = 8192
     config.drafter.has_own_head = False
     # Cross-entropy moves a drafter that knows nothing; the distance alone hardly does.
     config.dspark_weights.cross_entropy = 1.0
     config.dspark_weights.l1 = 1.0
     config.dspark_weights.confidence = 0.3
     config.num_anchors = 40
-    config.optimizer.learning_rate = 3e-4
-    config.optimizer.num_steps = 450
-    config.evaluate_every = 225
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.num_steps = 900
+    config.evaluate_every = 450
     return config

@@ -15,7 +15,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.drafter.num_draft_tokens = 3
     # The loss tells the ids apart that answers are made of; drafting scores all.
     config.drafter.draft_vocab_size = 6144
-    config.optimizer.learning_rate = 3e-4
-    config.optimizer.num_steps = 300
-    config.evaluate_every = 150
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.num_steps = 500
+    config.evaluate_every = 250
     return config

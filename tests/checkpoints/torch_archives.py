@@ -55,5 +55,7 @@ def write(path, program, storages=(b"\0" * 16,), *, folder="archive", side=None,
     with zipfile.ZipFile(path, "w", kind) as archive:
         for member, data in members.items():
             if data is not None:
-                archive.writestr(f"{folder}/{member}" if folder else member, data)
+                # The entry's own date, not the clock's: equal content is to be an equal file.
+                entry = zipfile.ZipInfo(f"{folder}/{member}" if folder else member)
+                archive.writestr(entry, data, compress_type=kind)
     return path

@@ -92,6 +92,7 @@ def _task_sections(study: Study) -> list[Markup]:
             "Tasks in numbers",
             tables.overview(study),
             tables.means(study),
+            tables.ratings(study),
             [tables.task_details(name, task) for name, task in study.tasks.items()],
         ),
     ]

@@ -57,6 +57,7 @@ class Study(NamedTuple):
       mean: Means over tasks, by name, as Intervals.
       gain: Mean gain in throughput over tasks, percent (an Interval), or None.
       accuracy_difference: Mean over graded tasks, a share (an Interval), or None.
+      ratings: What a judge thinks of both arms, by task.
       frontier: Settings and rivals, each with its speed and quality.
       units: What speed and quality of the frontier are counted in, by those names.
       not_shown: Names of fields that the page knows nothing of.
@@ -68,6 +69,7 @@ class Study(NamedTuple):
     mean: Plain
     gain: Any
     accuracy_difference: Any
+    ratings: dict[str, Plain]
     frontier: list[Plain]
     units: Plain
     not_shown: list[str]
@@ -242,6 +244,10 @@ _MEAN = record(
         "graded_tasks": free,
     },
 )
+_RATED = interval(1, 10)
+_RATINGS = record(
+    {"strict": _RATED, "asd": _RATED}, {"difference": interval(-9, 9), "num": count, "model": text}
+)
 _POINT = record(
     {"rule": text, "speed": interval(), "quality": interval()},
     {"options": free_mapping, "is_frozen": flag, "certified": flag, "details": free_mapping},
@@ -253,6 +259,7 @@ _STUDY = record(
         "tasks": named(_TASK),
         "throughput": named(_THROUGHPUT),
         "mean": _MEAN,
+        "judge": named(_RATINGS),
         "frontier": listing(_POINT),
         "frontier_units": record({}, {"speed": text, "quality": text}),
     },
@@ -282,6 +289,7 @@ def read_study(study: Mapping[str, Any]) -> Study:
         mean=mean,
         gain=mean.get("gain_percent"),
         accuracy_difference=mean.get("accuracy_difference"),
+        ratings=read["judge"] or {},
         frontier=read["frontier"] or [],
         units=read["frontier_units"] or {},
         not_shown=not_shown,

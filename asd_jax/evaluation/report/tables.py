@@ -83,6 +83,26 @@ def means(study: Study) -> Markup | None:
     return table("Means over tasks, each weighing the same", ["Measure", "Mean [interval]"], rows)
 
 
+def ratings(study: Study) -> list[Markup]:
+    """Returns what a judge thinks of the answers, if one was asked."""
+    if not study.ratings:
+        return []
+    head = ["Task", "Judge", "Prompts", "Strict [interval]", "ASD [interval]", "Change [interval]"]
+    rows: list[list[Child]] = [
+        [
+            name_of(name),
+            rated["model"] or _DASH,
+            plain(rated["num"], 0),
+            maybe_spread(rated["strict"], 2),
+            maybe_spread(rated["asd"], 2),
+            maybe_spread(rated["difference"], 2, is_change=True),
+        ]
+        for name, rated in study.ratings.items()
+    ]
+    note = "From 1 to 10, by a model; comparable only under the same judge and instruction."
+    return [table("Ratings by a judge", head, rows, num_text_columns=2), tag("p", note)]
+
+
 def task_details(name: str, task: dict[str, Any]) -> Markup:
     """Returns everything about one task, folded away."""
     inside = [_arms_table(name, task), _counts_table(name, task)]

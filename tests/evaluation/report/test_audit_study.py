@@ -74,3 +74,28 @@ def test_the_page_needs_no_field_of_the_audit(audited):
     task = audited["tasks"]["gsm8k"]
     for name in task:
         parse(render_report(audited | {"tasks": {"gsm8k": task | {name: None}}}))
+
+
+def test_a_judges_ratings_stand_beside_the_tasks(audited):
+    def rated(estimate):
+        return {
+            "estimate": estimate,
+            "low": estimate - 0.25,
+            "high": estimate + 0.25,
+            "confidence": 0.95,
+        }
+
+    judge = {"strict": rated(6.5), "asd": rated(6.0), "difference": rated(-0.5)}
+    told = {"mt_bench": judge | {"model": "a judge", "num": 80}}
+    root = parse(render_report(audited | {"judge": told}))
+    (row,) = (
+        [cell.text for cell in row.all("td")]
+        for row in root.all("tr")
+        if row.all("th") and row.all("th")[0].text == "mt_bench"
+    )
+    assert row[:2] == ["a judge", "80"]
+    assert row[2].startswith("6.50 [") and row[4].startswith("\u22120.50 [")
+    assert "does not show" not in root.all("main")[0].text
+    wrong = {"mt_bench": told["mt_bench"] | {"strict": rated(11.0)}}
+    with pytest.raises(StudyError, match=r"judge\.mt_bench\.strict"):
+        render_report(audited | {"judge": wrong})
