@@ -34,7 +34,8 @@ from absl import app
 
 from asd_jax.evaluation.audit.grades import GradeCache, grade_steps, paired_grades
 from asd_jax.evaluation.audit.measures import Measures, measure
-from asd_jax.evaluation.calibration.grid import Setting, grid_rows, prompt_row
+from asd_jax.evaluation.calibration.grid import Setting
+from asd_jax.evaluation.calibration.trials import asked_row, setting_rows
 from asd_jax.evaluation.frontier import (
     Answers,
     Point,
@@ -48,7 +49,6 @@ from asd_jax.evaluation.frontier import (
     reason_left_out,
     to_markdown,
 )
-from asd_jax.evaluation.plain_json import infinity_as_text
 from asd_jax.evaluation.receipt import run_header
 from asd_jax.evaluation.tasks import TASKS, Example
 from asd_jax.evaluation.whole_files import write_text
@@ -146,16 +146,10 @@ def _answer_all(
     """Has every setting answer, from where it was if it was killed."""
     folder = Path(config.directory)
     examples = [example for group in questions.values() for example in group]
-    # A request's noise must be the same under all settings, whatever its line in the file.
-    seeds = {example.id: config.decode.seed + i for i, example in enumerate(examples)}
     plain, tried = folder / "prompts.jsonl", folder / "grid.jsonl"
-    study.write_prompts(plain, [{**prompt_row(e), "seed": seeds[e.id]} for e in examples])
-    rows = [
-        infinity_as_text({**row, "seed": seeds[example.id]})
-        for example in examples
-        for row in grid_rows([example], config.grid)
-    ]
-    study.write_prompts(tried, rows)
+    asked = {"max_new_tokens": config.decode.max_new_tokens, "seed": config.decode.seed}
+    study.write_prompts(plain, (asked_row(e, i, **asked) for i, e in enumerate(examples)))
+    study.write_prompts(tried, setting_rows(examples, config.grid, **asked))
 
     def answer(prompts: Path, output: Path, arms: Sequence[str], **verifier: Any) -> None:
         changed = dataclasses.replace(config.decode.verifier, **verifier)

@@ -13,11 +13,11 @@ def write_text(path: Path, text: str) -> None:
 
     Args:
       path: The file. Its folder must exist.
-      text: What it is to hold; encoded as UTF-8.
+      text: What it is to hold; encoded as UTF-8, with line breaks as they are.
 
     Raises:
       OSError: It cannot be written.
     """
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_text(text, encoding="utf-8", newline="\n")
     os.replace(partial, path)

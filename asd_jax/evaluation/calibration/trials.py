@@ -129,7 +129,7 @@ def trial_rows(
     max_new_tokens: int,
     seed: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a run: every example under strict control, then under every setting.
+    """Returns the rows of a run: every example under strict control, then under every setting.
 
     An example has the same seed under all of them, so that noise does not tell them apart.
 
@@ -139,9 +139,20 @@ def trial_rows(
       max_new_tokens: As in `asked_row`.
       seed: As in `asked_row`.
     """
+    return setting_rows(examples, (STRICT, *settings), max_new_tokens=max_new_tokens, seed=seed)
+
+
+def setting_rows(
+    examples: Sequence[Example],
+    settings: Sequence[Setting],
+    *,
+    max_new_tokens: int,
+    seed: int = 0,
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a run: every example under every setting; otherwise as `trial_rows`."""
     for number, example in enumerate(examples):
         asked = asked_row(example, number, max_new_tokens=max_new_tokens, seed=seed)
-        for row in grid_rows([example], (STRICT, *settings)):
+        for row in grid_rows([example], settings):
             yield asked | infinity_as_text(row)
 
 

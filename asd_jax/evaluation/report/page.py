@@ -15,6 +15,7 @@ from asd_jax.evaluation.report.browser import exception_browser
 from asd_jax.evaluation.report.markup import Markup, tag
 from asd_jax.evaluation.report.study import Study, read_study
 from asd_jax.evaluation.report.summary import summary
+from asd_jax.evaluation.whole_files import write_text
 
 _TITLE = "ASD against strict speculative decoding"
 _LEAD = (
@@ -34,7 +35,7 @@ def write_report(study: Mapping[str, Any], path: str | os.PathLike[str]) -> None
       StudyError: The study is not one; the message names the field.
       OSError: The file cannot be written.
     """
-    Path(path).write_text(render_report(study), encoding="utf-8", newline="\n")
+    write_text(Path(path), render_report(study))
 
 
 def render_report(study: Mapping[str, Any]) -> str:
