@@ -37,7 +37,8 @@ def _eagle3(num_steps: int) -> DrafterSizes:
 CHOICES: dict[str, tuple[DrafterSizes, int | None]] = {
     "dspark, 3, 1 layer, 8192 ids": (_dspark(3), 8192),
     "dspark, 3, 1 layer, 16384 ids": (_dspark(3), 16384),
-    "dspark, 3, 3 layers, 16384 ids": (_dspark(3, num_layers=3), 16384),
+    "dspark, 3, 2 layers, 8192 ids": (_dspark(3, num_layers=2), 8192),
+    "dspark, 3, 3 layers, 8192 ids": (_dspark(3, num_layers=3), 8192),
     "dspark, 7, 1 layer, 16384 ids": (_dspark(7), 16384),
     "eagle3, 3, 8192 ids": (_eagle3(3), 8192),
     "eagle3, 3, all ids": (_eagle3(3), None),
