@@ -3,9 +3,9 @@
     python -m experiments.throughput --config=experiments/configs/throughput_smollm2.py
 
 Six prompts of each of seven tasks in four roles make 168 answers of 128 tokens;
-`--config.repeats=3` measures all three times, `--config.tasks.names=gsm8k` takes one task. Controls and draft length come from
-`experiments.calibrate` and `experiments.freeze`. `--config.decode.drafter=FOLDER` takes another
-drafter, which needs controls of its own.
+`--config.repeats=3` measures all three times, `--config.tasks.names=gsm8k` takes one task. Controls
+and draft length come from `experiments.calibrate` and `experiments.freeze`.
+`--config.decode.drafter=FOLDER` takes another drafter, which needs controls of its own.
 """
 
 import ml_collections
