@@ -34,6 +34,7 @@ import collections
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,9 @@ from absl import app
 
 from asd_jax import tokenizer as tokenizers
 from asd_jax.checkpoints.locate import open_checkpoint, resolve
+from asd_jax.evaluation import receipt
 from asd_jax.evaluation.calibration.grid import require_split
 from asd_jax.evaluation.controls_file import FrozenControls, read_controls, write_controls
-from asd_jax.evaluation.receipt import git_commit
 from asd_jax.evaluation.tasks import Example
 from asd_jax.evaluation.whole_files import write_text
 from experiments import command_line, study
@@ -143,10 +144,10 @@ def _controls(config: CalibrateConfig, examples: Sequence[Example], found: Found
         calibration_ids=tuple(example.id for example in examples),
         chosen=found.chosen,
         run={
-            "command": "python -m experiments.calibrate",
+            "command": receipt.command_line("experiments.calibrate", sys.argv[1:]),
             "calibration": {**fields, "tasks": {**fields["tasks"], "data": _data_name(config)}},
             "tokenizer": {"digest": _tokenizer_digest(config.decode.target)},
-            "commit_of_choice": git_commit(),
+            "commit_of_choice": receipt.git_commit(),
             **header,
         },
     )

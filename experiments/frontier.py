@@ -26,12 +26,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import app
 
+from asd_jax.evaluation import receipt
 from asd_jax.evaluation.audit.grades import GradeCache, grade_steps, paired_grades
 from asd_jax.evaluation.audit.measures import Measures, measure
 from asd_jax.evaluation.calibration.grid import Setting
@@ -49,7 +51,6 @@ from asd_jax.evaluation.frontier import (
     reason_left_out,
     to_markdown,
 )
-from asd_jax.evaluation.receipt import run_header
 from asd_jax.evaluation.tasks import TASKS, Example
 from asd_jax.evaluation.whole_files import write_text
 from asd_jax.load import has_distribution
@@ -209,10 +210,11 @@ def _point(
 
 def _receipt(config: FrontierConfig, strict: Answers) -> dict[str, Any]:
     """Returns the receipt of the first run with the frontier's own configuration in it."""
-    header = run_header(
+    header = receipt.run_header(
         dataclasses.asdict(config), target="", drafter=None, prompts="", num_prompts=0
     )
-    return {**strict.run, "config": header["config"]}
+    command = receipt.command_line("experiments.frontier", sys.argv[1:])
+    return {**strict.run, "config": header["config"], "command": command}
 
 
 def _line(point: Point) -> str:

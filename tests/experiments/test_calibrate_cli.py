@@ -151,6 +151,7 @@ def test_the_quartile_of_the_strict_answers_becomes_a_candidate(cli, outcomes):
     assert controls.target == header["run"]["target"]["digest"] and controls.drafter == "ngram"
     assert len(controls.run["tokenizer"]["digest"]) == 64 and controls.run["versions"]["jax"]
     assert str(cli.folder) not in (folder / "controls.json").read_text()
+    assert controls.run["command"].startswith("python -m experiments.calibrate --config=")
     page = (folder / "calibration.md").read_text()
     assert f"of positive regret, {found.num_ties} ties" in page and page in stdout
 

@@ -210,6 +210,7 @@ def test_all_rivals_are_drawn_with_a_drafter_that_has_a_distribution(ready):
     assert status == 0, stdout + stderr
     found = json.loads((ready.folder / "frontier_all" / "frontier.json").read_text())
     assert found["left_out"] == [] and found["schemes"] is None and found["split"] == "audit"
+    assert found["run"]["command"].startswith("python -m experiments.frontier --config=")
     assert {p["rule"] for p in found["points"]} == (set(RULES) | {"autoregressive"})
     assert all(point["options"]["split"] == "audit" for point in found["points"])
     assert "These are audit examples" in (ready.folder / "frontier_all" / "frontier.md").read_text()
