@@ -19,6 +19,7 @@ from asd_jax.evaluation.calibration.trials import (
     candidates,
     make_outcome,
     pair_up,
+    setting_rows,
     trial_rows,
 )
 from asd_jax.evaluation.prompts import parse_record
@@ -46,6 +47,11 @@ def test_every_example_is_asked_strictly_and_under_all_settings_with_one_seed():
         (0, 0, 0), (2, 0.5, 1), (math.inf, 0.5, 1),
     ]  # fmt: skip
     assert asked_row(question("a"), 0, max_new_tokens=9)["max_new_tokens"] == 9
+    # Without the strict ones they are a grid's own, under the same lengths and seeds.
+    grid_only = list(setting_rows([question("a")], settings, max_new_tokens=500, seed=7))
+    keys = ("max_new_tokens", "seed", "budget", "gate", "block_cap")
+    strictly = [{key: row[key] for key in keys} for row in rows[1 : 1 + len(settings)]]
+    assert [{key: row[key] for key in keys} for row in grid_only] == strictly
     assert split_id(rows[4]["id"]) == ("b", 1) and STRICT.budget == 0
 
 
