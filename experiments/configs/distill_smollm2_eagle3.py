@@ -17,7 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.directory = "outputs/distill_smollm2_eagle3"
     config.drafter.num_draft_tokens = 3
     config.learns_prompts = False
-    config.optimizer.learning_rate = 2e-4
-    config.optimizer.num_steps = 260
-    config.evaluate_every = 130
+    config.optimizer.learning_rate = 5e-4
+    config.optimizer.num_steps = 900
+    config.evaluate_every = 300
     return config
