@@ -52,10 +52,16 @@ def start_state(
     return jax.tree.map(jnp.copy, prefill(target, drafter, requests, config))
 
 
-def weight_products(target: asd_jax.Target) -> timing.Arm:
-    """Returns one matrix-vector product with every weight matrix: what memory allows at best."""
+def weight_products(target: asd_jax.Target, num_columns: int | None = None) -> timing.Arm:
+    """Returns one product with every weight matrix: what memory and XLA's products allow at best.
+
+    Args:
+      target: Whose weights.
+      num_columns: Columns that each matrix is multiplied with; None: a vector.
+    """
     matrices = [leaf for leaf in jax.tree.leaves(target.params) if leaf.ndim == 2]
-    vectors = [jnp.ones((matrix.shape[1],), matrix.dtype) for matrix in matrices]
+    columns = () if num_columns is None else (num_columns,)
+    vectors = [jnp.ones((matrix.shape[1], *columns), matrix.dtype) for matrix in matrices]
 
     @jax.jit
     def products(matrices: list[jax.Array], vectors: list[jax.Array]) -> list[jax.Array]:

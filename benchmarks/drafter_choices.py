@@ -5,7 +5,8 @@
 On the embedded SmolLM2 in float32, batch 1. The drafters have fresh weights: a round costs the same
 whatever they propose. `price` is a round's time over that of plain decoding, which is also how many
 tokens a target forward must give for the drafter to break even; 1.4 times as many make it 1.4 times
-as fast. All arms are interleaved in one run.
+as fast. `parts` says what of it is the target's: a forward of as many columns as a round has, and in
+it the products with the weights alone. All arms are interleaved in one run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from asd_jax.training import acceptance
 from asd_jax.training.blueprint import DrafterSizes, draw_up
 from asd_jax.training.objective import start_params
 from benchmarks import timing
-from benchmarks.decode_loop import MAX_LEN, ROUNDS, encode_question, loop_arm
+from benchmarks.decode_loop import (
+    MAX_LEN,
+    ROUNDS,
+    encode_question,
+    forward_arm,
+    loop_arm,
+    weight_products,
+)
+
+COLUMNS = (1, 4, 8)  # of plain decoding, of three drafts, of seven
 
 
 def _dspark(block: int, num_layers: int = 1) -> DrafterSizes:
@@ -71,7 +81,20 @@ def main() -> None:
         num_draft_tokens = 0 if name == "plain" else drafter.num_draft_tokens or 7
         config = DecodeConfig(num_draft_tokens, 256, MAX_LEN)
         arms[name] = loop_arm(loaded.target, drafter, requests, config)
+    for columns in COLUMNS:
+        arms[f"forward, {columns}"] = forward_arm(loaded.target, columns)
+        # A single column is a vector to plain decoding as well.
+        arms[f"products, {columns}"] = weight_products(
+            loaded.target, None if columns == 1 else columns
+        )
     seconds = timing.interleave(arms, repeats=arguments.repeats)
+    # The loop's arms are of many rounds, the parts of one.
+    step = timing.median(seconds["plain"]) / ROUNDS
+    parts = {
+        name: round(timing.median(seconds[name]) / step, 4) for name in arms if name not in drafters
+    }
+    for name, part in parts.items():
+        print(f"{name:32s} {part:6.3f} steps of plain decoding")
     rows = []
     for name, drafter in drafters.items():
         price = timing.ratio(seconds, name, "plain")
@@ -84,6 +107,7 @@ def main() -> None:
             "receipt": timing.receipt(),
             "rounds_a_run": ROUNDS,
             "prices": rows,
+            "parts": parts,
             "seconds": timing.summarise(seconds),
         },
     )
