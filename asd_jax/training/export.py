@@ -57,8 +57,11 @@ def export(
             got = None if value is None else value.shape
             raise ValueError(f"weights of {name}: got {got}, expected {shape}")
         tensors[name] = np.asarray(value).astype(dtype)
-    safetensors.numpy.save_file(tensors | blueprint.tables, partial / weights_name(blueprint))
-    (partial / "config.json").write_text(json.dumps(blueprint.released, indent=1) + "\n")
+    config, weights = partial / "config.json", partial / weights_name(blueprint)
+    config.write_text(json.dumps(blueprint.released, indent=1) + "\n")
+    safetensors.numpy.save_file(tensors | blueprint.tables, weights)
+    # safetensors leaves the file to its writer alone; who may read the config may read the weights.
+    weights.chmod(config.stat().st_mode)
     (partial / "README.md").write_text(card)
     # The old export goes only when the new one is complete.
     old = directory.with_name(f".{directory.name}.old")

@@ -176,6 +176,8 @@ def test_what_is_exported_is_what_was_trained(loaded, family, head, tmp_path):
     export(tmp_path / "drafter", setup.blueprint, params, dtype=np.float32, card="new")
     assert (tmp_path / "drafter" / "README.md").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
+    # Whoever may read one of its files may read all.
+    assert len({path.stat().st_mode for path in (tmp_path / "drafter").iterdir()}) == 1
 
 
 @pytest.mark.slow
