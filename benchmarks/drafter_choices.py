@@ -5,8 +5,8 @@
 On the embedded SmolLM2 in float32, batch 1. The drafters have fresh weights: a round costs the same
 whatever they propose. `price` is a round's time over that of plain decoding, which is also how many
 tokens a target forward must give for the drafter to break even; 1.4 times as many make it 1.4 times
-as fast. `parts` says what of it is the target's: a forward of as many columns as a round has, and in
-it the products with the weights alone. All arms are interleaved in one run.
+as fast. `parts` says what of it is the target's: a forward of as many columns as a round has, and
+the products with its weights alone. All arms are interleaved in one run.
 """
 
 from __future__ import annotations

