@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asd_jax.evaluation.statistics.bootstrap import Bootstrap, Interval
 from asd_jax.evaluation.statistics.quantile import Barriers, find_barriers, linear_q25
+from asd_jax.evaluation.statistics.quantile_interval import q25_interval
 
 BLOCK_CAP = 1
 VALUE_SCHEME = "remaining"
+_BOOTSTRAP = Bootstrap("percentile", num_resamples=2000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Quartile:
       num_unpriced: Those without a finite regret, which are left out as well.
       num_short: Barriers in proposals of fewer than K tokens; they keep the shares of K.
       spread: Smallest, lower quartile, median, upper quartile and largest, logits.
+      interval: Of `value`, answers being resampled; None with fewer than two that were refused
+        anything.
     """
 
     value: float
@@ -48,6 +53,7 @@ class Quartile:
     num_unpriced: int
     num_short: int
     spread: tuple[float, ...]
+    interval: Interval | None
 
     @property
     def budget(self) -> float:
@@ -91,7 +97,13 @@ def quartile(rows: Iterable[Mapping[str, Any]]) -> Quartile:
     answers = list(rows)
     size = _block_size(answers)
     refusals = [entry for row in answers for entry in row["refusals"]]
-    priced = [entry for entry in refusals if entry[3] != "inf"]
+    owned = [
+        (place, entry)
+        for place, row in enumerate(answers)
+        for entry in row["refusals"]
+        if entry[3] != "inf"
+    ]
+    priced = [entry for _, entry in owned]
     found = _barriers(priced, size)
     ratios = found.regret_per_value
     if not ratios.size:
@@ -100,6 +112,8 @@ def quartile(rows: Iterable[Mapping[str, Any]]) -> Quartile:
             "regret, needs 1 or more: take more questions or longer answers"
         )
     at_quarters = np.quantile(ratios, [0, 0.25, 0.5, 0.75, 1])
+    answer_of = np.array([place for place, _ in owned])[found.proposal]
+    by_answer = [ratios[answer_of == place] for place in range(len(answers))]
     return Quartile(
         value=linear_q25(ratios),
         block_size=size,
@@ -111,6 +125,7 @@ def quartile(rows: Iterable[Mapping[str, Any]]) -> Quartile:
         num_unpriced=len(refusals) - len(priced),
         num_short=sum(priced[place][2] < size for place in found.proposal),
         spread=tuple(map(float, at_quarters)),
+        interval=q25_interval(by_answer, _BOOTSTRAP),
     )
 
 

@@ -140,6 +140,12 @@ def quartile_page(found: Quartile) -> str:
         f"{found.num_unpriced} without a finite regret left out; {found.num_short} in proposals of "
         f"fewer than {found.block_size} tokens.\n"
     )
+    if (sure := found.interval) is not None:
+        head += (
+            f"The lower quartile is {sure.estimate:.3f} [{sure.low:.3f}, {sure.high:.3f}], the "
+            f"{100 * sure.confidence:.0f} % interval over {sure.num_units} answers in which "
+            "a token was refused.\n"
+        )
     share = _table(
         ("regret per share of a block", "logits"),
         zip(names, found.spread, strict=True),

@@ -49,6 +49,10 @@ def test_all_answers_are_pooled_and_what_has_no_price_is_counted():
     assert (found.num_answers, found.num_rounds, found.num_refusals) == (2, 17, 6)
     assert (found.num_barriers, found.num_ties, found.num_unpriced, found.num_short) == (4, 1, 1, 1)
     assert math.isfinite(found.gate)
+    # Of the four pairs of answers the quartiles are 1.25, 1.75 twice, and 3.
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == (1.25, 3.0)
+    assert (found.interval.estimate, found.interval.num_units) == (found.value, 2)
 
 
 @pytest.mark.parametrize(
