@@ -27,6 +27,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.decode.drafter = "drafters/smollm2_135m_eagle3"
     # What is longer seldom ends at all: a small model falls to repeating itself. A task's own limit
     # holds where it is lower.
-    config.decode.max_new_tokens = 512
+    config.decode.max_new_tokens = 384
     config.decode.batch_size = 4
     return config
