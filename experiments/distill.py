@@ -58,7 +58,7 @@ from asd_jax.training.examples import Examples, read_examples
 from asd_jax.training.exclusion import read_exclusion
 from asd_jax.training.export import export, read_export
 from asd_jax.training.feature_scale import feature_scale, scaled, unfolded
-from asd_jax.training.feature_store import ASKED, FeatureStore, FeatureStoreError
+from asd_jax.training.feature_store import ASKED, FeatureStore, FeatureStoreError, rounded
 from asd_jax.training.linear_start import linear_start
 from asd_jax.training.objective import frozen_tables
 from asd_jax.training.train_step import OptimizerConfig, signals_of
@@ -103,6 +103,8 @@ def run(config: DistillConfig, name: str) -> int:
             f"texts    {report.used} of which {report.held_out} held out, {report.answer_tokens:,} "
             f"tokens to learn; dropped: {dict(report.dropped) or 'none'}"
         )
+        for (reason, file), count in sorted(report.exclusion.counts.items()):
+            print(f"excluded {count} prompts by {reason} of {file or 'none'}")
         blueprint = _blueprint(config, loaded, examples)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
@@ -139,7 +141,10 @@ def run(config: DistillConfig, name: str) -> int:
         for step in range(num_batches(examples, config.batch_size))[:most]:
             batch = batch_of(step)
             signals = stored(step, batch)
-            yield batch, signals or signals_of(loaded.target, batch, feature_layers=layers)
+            if signals is None:
+                signals = signals_of(loaded.target, batch, feature_layers=layers)
+                signals = rounded(signals) if train_config.rounds_features else signals
+            yield batch, signals
 
     scale = feature_scale(epoch(_SCALED_BY)) if blueprint.feature_layers else None
     events = trainer.train(
@@ -233,7 +238,7 @@ def _first_weights(
         if config.start_from is None:
             return fresh
         if config.start_from != distill_config.LINEAR:
-            params = read_export(config.start_from, blueprint, config.dtype)
+            params = read_export(config.start_from, blueprint, "float32")
             return params if scale is None else unfolded(params, scale)
         print("start    least squares over the features", flush=True)
         head = frozen_tables(blueprint, facts)["target_head"]

@@ -142,7 +142,13 @@ def read_task(tasks: TaskFields, name: str, split: str) -> tuple[Example, ...]:
       ConfigError: There is none of that split.
     """
     if tasks.data == HUB:
-        examples = read_hub(TASKS[name], split="test" if split == "audit" else "train")
+        splits = TASKS[name].hub_splits
+        if split not in splits:
+            raise ConfigError(
+                f"tasks.data: got {HUB}, where {name} has no {split} questions, allowed is a "
+                "folder that holds them"
+            )
+        examples = read_hub(TASKS[name], split=splits[split])
     elif tasks.data == SAMPLES:
         examples = read_examples(sample_path(name), name)
     else:

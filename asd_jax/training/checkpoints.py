@@ -60,9 +60,12 @@ class Checkpoints:
         step = int(state.step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), info=ocp.args.JsonSave(info))
         try:
-            self._last.save(step, args=items)
             if is_best:
+                # On the disk before the last step says that there is a better one: a kill in
+                # between has the step done again, and its best is then found there already.
                 self._best.save(step, args=items)
+                self._best.wait_until_finished()
+            self._last.save(step, args=items)
         except Exception as error:  # whatever the file system or Orbax raises
             raise CheckpointError(
                 f"{self.directory}: step {step} cannot be saved: {error}; step {self.last_step} is "

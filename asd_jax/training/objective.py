@@ -31,6 +31,7 @@ class Objective:
       num_steps: EAGLE-3's unrolled steps.
       num_anchors: Blocks of a text in DSpark's loss.
       loss_weights: Of DSpark's loss.
+      dtype: That weights are rounded to before anything is computed with them.
     """
 
     family: str
@@ -39,6 +40,7 @@ class Objective:
     num_steps: int
     num_anchors: int
     loss_weights: DsparkWeights = DsparkWeights()
+    dtype: str = "float32"
 
     def __call__(
         self,
@@ -57,7 +59,8 @@ class Objective:
           signals: What the target says of them.
           key: Consumed by DSpark's choice of anchors.
         """
-        module: Any = nnx.merge(self.graphdef, unflat_params(params))
+        rounded = {path: leaf.astype(self.dtype) for path, leaf in params.items()}
+        module: Any = nnx.merge(self.graphdef, unflat_params(rounded))
         if self.family == "medusa":
             return medusa_loss(
                 module,

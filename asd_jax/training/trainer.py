@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from asd_jax.checkpoints.source import CheckpointError
 from asd_jax.drafters.family import TargetFacts
+from asd_jax.evaluation.whole_files import write_text
 from asd_jax.sharding import DATA, shard_state
 from asd_jax.training.acceptance import Acceptance
 from asd_jax.training.batch import Batch, Signals
@@ -44,7 +45,8 @@ class TrainConfig:
       log_every: Batches between two lines of the log.
       evaluate_every: Batches between two evaluations, each of which also saves a checkpoint.
       patience: Evaluations without a new best after which training stops; 0 = never.
-      dtype: Of the weights while training.
+      dtype: Of the weights that the loss is computed with; the optimiser's are float32, whose
+        small steps bfloat16 would round away.
       loss_weights: Of DSpark's loss.
       scales_features: Whether they are divided by their widths; `train` is given those.
       start_from: What the first weights are, in words; `train` is given them.
@@ -130,8 +132,10 @@ def train(
       CheckpointError: A checkpoint cannot be saved or used, or is of another configuration.
     """
     graphdef, params = start_params(blueprint, facts, seed=config.seed, dtype=config.dtype)
+    params = _cast(params, "float32")
     objective = Objective(
         family=blueprint.family.name,
+        dtype=config.dtype,
         graphdef=graphdef,
         num_ids=facts.num_ids,
         num_steps=blueprint.config.num_draft_tokens if blueprint.family.name == "eagle3" else 0,
@@ -179,15 +183,16 @@ def train(
             yield Progress(done, numbers, pace * (config.num_batches - done))
         if done % config.evaluate_every == 0 or done == config.num_batches:
             usable = state.params if scale is None else folded(state.params, scale)
-            acceptance = evaluate(usable, graphdef)
+            acceptance = evaluate(_cast(usable, config.dtype), graphdef)
             is_best = acceptance.acceptance_length > info["best"]
             info = {
                 "run": described,
                 "best": max(info["best"], acceptance.acceptance_length),
                 "waited": 0 if is_best else info["waited"] + 1,
             }
-            checkpoints.save(state, info, is_best=is_best)
+            # The log first: lines of steps that are not saved are dropped by the run that goes on.
             log.write({"step": done, "held_out": dataclasses.asdict(acceptance)})
+            checkpoints.save(state, info, is_best=is_best)
             yield Evaluated(done, acceptance, is_best)
     checkpoints.close()
 
@@ -200,13 +205,13 @@ def best_params(
     *,
     scale: np.ndarray | None = None,
 ) -> dict[str, jax.Array]:
-    """Returns the weights of the best evaluation, as they read features that are not scaled.
+    """Returns the weights of the best evaluation, float32, as they read features not scaled.
 
     Raises:
       CheckpointError: There is none, or it is damaged.
     """
     _, params = start_params(blueprint, facts, seed=config.seed, dtype=config.dtype)
-    template = start(params, config.optimizer)
+    template = start(_cast(params, "float32"), config.optimizer)
     checkpoints = Checkpoints(directory / "checkpoints")
     state, _ = checkpoints.restore(template, best=True)
     checkpoints.close()
@@ -231,11 +236,15 @@ class _Log:
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [line for line in lines if _step_of(line) <= upto]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line}\n" for line in kept))
+        write_text(path, "".join(f"{line}\n" for line in kept))
 
     def write(self, entry: dict[str, Any]) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def _cast(params: dict[str, jax.Array], dtype: str) -> dict[str, jax.Array]:
+    return {path: leaf.astype(dtype) for path, leaf in params.items()}
 
 
 def _step_of(line: str) -> float:

@@ -33,7 +33,13 @@ from asd_jax.training.batch import Batch
 from asd_jax.training.blueprint import DrafterSizes, draw_up
 from asd_jax.training.export import export
 from asd_jax.training.objective import Objective, frozen_tables, start_params
-from asd_jax.training.train_step import OptimizerConfig, signals_of, start, train_step
+from asd_jax.training.train_step import (
+    OptimizerConfig,
+    make_optimizer,
+    signals_of,
+    start,
+    train_step,
+)
 from tests import tiny
 
 SIZES = {
@@ -208,31 +214,118 @@ def test_a_vocabulary_of_all_tokens_begins_as_none_does(loaded, family, has_own_
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_bits(loaded, tmp_path):
-    setup = Setup(loaded, "medusa")
+def ended(setup, config, directory, *, best=False):
+    """Returns the last (or best) state and info that a run has left."""
+    _, params = start_params(setup.blueprint, setup.facts, seed=0, dtype="float32")
+    checkpoints = trainer.Checkpoints(directory / "checkpoints")
+    found = checkpoints.restore(start(params, config.optimizer), best=best)
+    checkpoints.close()
+    return found
+
+
+def assert_same_bits(one, other):
+    """Weights, optimiser, step and info of two runs are equal."""
+    for a, b in zip(*(jax.tree.leaves(state) for state, _ in (one, other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert one[1] == other[1]
+
+
+@pytest.mark.parametrize(
+    "family", ["medusa", *(pytest.param(f, marks=pytest.mark.slow) for f in ("eagle3", "dspark"))]
+)
+def test_a_run_that_was_stopped_ends_with_the_same_bits(loaded, family, tmp_path):
+    """DSpark draws anchors, and both it and EAGLE-3 read features that are divided."""
+    setup = Setup(loaded, family)
     config = config_of(12, evaluate_every=4, accumulation=2)
-    list(setup.run(tmp_path / "whole", config))
+    width = len(SIZES[family].feature_layers or ()) * setup.facts.lm_head.shape[1]
+    scale = np.linspace(0.5, 2.0, width).astype(np.float32) if width else None
+    run = functools.partial(setup.run, scale=scale)
+    list(run(tmp_path / "whole", config))
     # Stopped behind an evaluation, and once more in the middle of the steps between two.
-    for event in setup.run(tmp_path / "parts", config):
+    for event in run(tmp_path / "parts", config):
         if isinstance(event, trainer.Evaluated) and event.step == 4:
             break
-    count = 0
-    for event in setup.run(tmp_path / "parts", dataclasses.replace(config, log_every=1)):
-        count += 1
+    for event in run(tmp_path / "parts", dataclasses.replace(config, log_every=1)):
         if isinstance(event, trainer.Progress) and event.step == 7:
             break
+    list(run(tmp_path / "parts", config))
+    whole, parts = (ended(setup, config, tmp_path / name) for name in ("whole", "parts"))
+    assert int(whole[0].step) == 12
+    assert_same_bits(whole, parts)
+
+
+def test_a_kill_between_the_best_and_the_last_checkpoint_loses_neither(
+    loaded, tmp_path, monkeypatch
+):
+    """The best one is on the disk first; the step is then done again, and ends as it would have."""
+    setup, config = Setup(loaded, "medusa"), config_of(8, evaluate_every=4)
+    lengths = iter([1.5, 2.0, 2.0])
+    setup.evaluate = lambda params, graphdef: acceptance.Acceptance(next(lengths), (0.0,), 1)
+    save = trainer.Checkpoints.save
+
+    def killed(checkpoints, state, info, *, is_best):
+        if int(state.step) == 8:
+            monkeypatch.setattr(checkpoints._last, "save", lambda *args, **kwargs: 1 / 0)
+        save(checkpoints, state, info, is_best=is_best)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Checkpoints, "save", killed)
+        with pytest.raises(CheckpointError, match="step 4 is the last"):
+            list(setup.run(tmp_path / "parts", config))
+    assert int(ended(setup, config, tmp_path / "parts")[0].step) == 4
     list(setup.run(tmp_path / "parts", config))
-    graphdef, params = start_params(setup.blueprint, setup.facts, seed=0, dtype="float32")
-    template = start(params, config.optimizer)
-    states = []
-    for name in ("whole", "parts"):
-        checkpoints = trainer.Checkpoints(tmp_path / name / "checkpoints")
-        states.append(checkpoints.restore(template))
-        checkpoints.close()
-    assert int(states[0][0].step) == 12
-    for a, b in zip(*(jax.tree.leaves(state) for state, _ in states), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert states[0][1] == states[1][1]
+    lengths = iter([1.5, 2.0])
+    list(setup.run(tmp_path / "whole", config))
+    for best in (False, True):
+        whole, parts = (
+            ended(setup, config, tmp_path / name, best=best) for name in ("whole", "parts")
+        )
+        assert int(whole[0].step) == 8
+        assert_same_bits(whole, parts)
+    logs = [(tmp_path / name / "log.jsonl").read_text() for name in ("whole", "parts")]
+    assert [len(log.splitlines()) for log in logs] == [4, 4]
+    assert [json.loads(log.splitlines()[-1])["held_out"]["acceptance_length"] for log in logs] == [
+        2.0, 2.0,
+    ]  # fmt: skip
+
+
+def test_accumulated_batches_are_one_step_by_their_mean_gradient(loaded):
+    setup = Setup(loaded, "medusa")
+    graphdef, params = start_params(setup.blueprint, setup.facts, seed=1, dtype="float32")
+    objective = Objective("medusa", graphdef, 61, 0, 0)
+    tables, key = frozen_tables(setup.blueprint, setup.facts), jax.random.key(0)
+    optimizer = OptimizerConfig(learning_rate=1e-2, num_steps=1, warmup_share=0, accumulation=2)
+    state, gradients = start(dict(params), optimizer), []
+    for step in range(2):
+        batch = setup.batch_at(step, size=8)
+        signals = signals_of(setup.target, batch, feature_layers=())
+        gradients.append(jax.grad(objective, has_aux=True)(params, tables, batch, signals, key)[0])
+        state = jax.tree.map(jnp.copy, state)  # a step takes its state away
+        state, _ = train_step(
+            state, tables, batch, signals, key, objective=objective, config=optimizer
+        )
+    chain = make_optimizer(dataclasses.replace(optimizer, accumulation=1))
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *gradients)
+    updates, _ = chain.update(mean, chain.init(params), params)
+    for path, leaf in params.items():
+        np.testing.assert_allclose(state.params[path], leaf + updates[path], atol=1e-6)
+
+
+@pytest.mark.slow
+@families
+def test_training_in_bfloat16_keeps_the_optimisers_weights_in_float32(loaded, family, tmp_path):
+    setup = Setup(loaded, family)
+    # So small that bfloat16 weights would not move: their neighbours are 1/256 of them away.
+    config = config_of(6, evaluate_every=3, dtype="bfloat16", learning_rate=1e-4)
+    events = list(setup.run(tmp_path / "run", config))
+    assert all(np.isfinite(e.metrics["loss"]) for e in events if isinstance(e, trainer.Progress))
+    _, first = start_params(setup.blueprint, setup.facts, seed=0, dtype="bfloat16")
+    best = trainer.best_params(tmp_path / "run", setup.blueprint, setup.facts, config)
+    assert {leaf.dtype for leaf in best.values()} == {jnp.dtype("float32")}
+    moved = [path for path, leaf in best.items() if np.any(leaf != first[path].astype("float32"))]
+    assert moved
+    export(tmp_path / "drafter", setup.blueprint, best, dtype=ml_dtypes.bfloat16, card="")
+    assert load_drafter(str(tmp_path / "drafter"), target=loaded).name == family
 
 
 def test_another_configuration_is_not_mixed_in(loaded, tmp_path):
@@ -290,6 +383,22 @@ def test_a_mesh_divides_the_texts_and_learns_the_same(loaded):
     assert float(numbers["loss"]) == pytest.approx(float(others["loss"]), rel=1e-5)
     for path, leaf in alone.params.items():
         np.testing.assert_allclose(divided.params[path], leaf, atol=2e-4, err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_mesh_is_stopped_and_goes_on(loaded, tmp_path):
+    setup, config = Setup(loaded, "eagle3"), config_of(4, evaluate_every=2)
+    setup.evaluate = lambda params, graphdef: acceptance.Acceptance(1.5, (0.5,), 1)
+    mesh = make_mesh(data=8)
+    for event in setup.run(tmp_path / "mesh", config, mesh=mesh):
+        if isinstance(event, trainer.Evaluated):
+            break
+    list(setup.run(tmp_path / "mesh", config, mesh=mesh))
+    list(setup.run(tmp_path / "alone", config))
+    divided, alone = (ended(setup, config, tmp_path / name)[0] for name in ("mesh", "alone"))
+    assert int(divided.step) == int(alone.step) == 4
+    for path, leaf in alone.params.items():
+        np.testing.assert_allclose(divided.params[path], leaf, atol=2e-3, err_msg=path)
 
 
 def test_impossible_sizes_are_refused(loaded):

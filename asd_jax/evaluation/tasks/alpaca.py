@@ -48,5 +48,6 @@ TASK = Task(
     prompt=bare_turns,
     grade=grade,
     hub_id="tatsu-lab/alpaca",
+    hub_splits={"calibration": "train", "audit": "train"},
     from_hub=from_hub,
 )

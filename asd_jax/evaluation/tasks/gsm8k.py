@@ -46,5 +46,6 @@ TASK = Task(
     prompt=boxed_turns,
     grade=grade,
     hub_id="openai/gsm8k/main",
+    hub_splits={"calibration": "train", "audit": "test"},
     from_hub=from_hub,
 )

@@ -7,13 +7,15 @@ from asd_jax.evaluation.tasks.example import Example, ExampleError, parse_exampl
 from asd_jax.evaluation.tasks.task import Task
 
 
-def read_hub(task: Task, hub_id: str | None = None, split: str = "test") -> tuple[Example, ...]:
+def read_hub(
+    task: Task, hub_id: str | None = None, split: str | None = None
+) -> tuple[Example, ...]:
     """Reads a split of a task's data set, or of another one with the same columns.
 
     Args:
       task: One of `TASKS`.
       hub_id: `owner/name` or `owner/name/config`; the task's own if None.
-      split: The hub's name of the split.
+      split: The hub's name of the split; that of the task's audit questions if None.
 
     Returns:
       At least one example, in the hub's order; `Example.split` as the task's `from_hub` says.
@@ -22,7 +24,7 @@ def read_hub(task: Task, hub_id: str | None = None, split: str = "test") -> tupl
       ExampleError: The package `datasets` is missing (`pip install 'asd_jax[hub]'`), the hub does
         not give out the data set, or a row lacks what the task needs.
     """
-    hub_id = hub_id or task.hub_id
+    hub_id, split = hub_id or task.hub_id, split or task.hub_splits["audit"]
     owner, _, rest = hub_id.partition("/")
     name, _, config = rest.partition("/")
     if not owner or not name or "/" in config:

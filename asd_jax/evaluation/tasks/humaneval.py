@@ -67,5 +67,6 @@ TASK = Task(
     prompt=bare_turns,
     grade=grade,
     hub_id="openai/openai_humaneval",
+    hub_splits={"calibration": "test", "audit": "test"},
     from_hub=from_hub,
 )

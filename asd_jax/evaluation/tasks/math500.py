@@ -54,5 +54,6 @@ TASK = Task(
     prompt=boxed_turns,
     grade=grade,
     hub_id="HuggingFaceH4/MATH-500",
+    hub_splits={"audit": "test"},
     from_hub=from_hub,
 )

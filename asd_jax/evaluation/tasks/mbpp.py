@@ -86,5 +86,6 @@ TASK = Task(
     prompt=bare_turns,
     grade=grade,
     hub_id="google-research-datasets/mbpp/full",
+    hub_splits={"calibration": "train", "audit": "test"},
     from_hub=from_hub,
 )

@@ -57,5 +57,6 @@ TASK = Task(
     prompt=prompt,
     grade=grade,
     hub_id="cais/mmlu/all",
+    hub_splits={"calibration": "dev", "audit": "test"},
     from_hub=from_hub,
 )

@@ -65,5 +65,6 @@ TASK = Task(
     prompt=bare_turns,
     grade=grade,
     hub_id="HuggingFaceH4/mt_bench_prompts",
+    hub_splits={"calibration": "train", "audit": "train"},
     from_hub=from_hub,
 )

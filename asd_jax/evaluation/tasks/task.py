@@ -24,6 +24,8 @@ class Task(NamedTuple):
       grade: Returns the `Grade` of the answers, one text for each turn. Raises `ExampleError` if
         the example lacks what grading needs, and ValueError for another number of answers.
       hub_id: Its public data set: `owner/name`, or `owner/name/config`.
+      hub_splits: The data set's own name of the split that holds the questions of each of ours,
+        "calibration" and "audit"; one that is missing has none there. Both may be the same.
       from_hub: Returns a row of that data set, given the row, the hub's name of its split and its
         number in it, as an `Example`. Raises KeyError if a column is missing.
     """
@@ -34,6 +36,7 @@ class Task(NamedTuple):
     prompt: Callable[[Example], tuple[str, ...]]
     grade: Callable[[Example, Sequence[str]], Grade]
     hub_id: str
+    hub_splits: Mapping[str, str]
     from_hub: Callable[[Mapping[str, Any], str, int], Example]
 
 

@@ -6,6 +6,8 @@ import types
 import pytest
 
 from asd_jax.evaluation.tasks import TASKS, ExampleError, read_hub
+from experiments.fields import ConfigError
+from experiments.study import HUB, TaskFields, read_task
 
 ROWS = {
     "gsm8k": {"question": "How many?", "answer": "1 + 2 = 3\n#### 1,003"},
@@ -47,6 +49,28 @@ EXPECTED = {
 }
 
 
+# Splits that the public data sets really have (gsm8k main, mbpp full, mmlu all), and where our
+# calibration and audit questions are in them. MATH-500 is a test set alone.
+ON_THE_HUB = {
+    "gsm8k": {"train", "test"},
+    "math500": {"test"},
+    "humaneval": {"test"},
+    "mbpp": {"train", "test", "validation", "prompt"},
+    "mmlu": {"auxiliary_train", "dev", "validation", "test"},
+    "mt_bench": {"train"},
+    "alpaca": {"train"},
+}
+SPLITS = {
+    "gsm8k": {"calibration": "train", "audit": "test"},
+    "math500": {"audit": "test"},
+    "humaneval": {"calibration": "test", "audit": "test"},
+    "mbpp": {"calibration": "train", "audit": "test"},
+    "mmlu": {"calibration": "dev", "audit": "test"},
+    "mt_bench": {"calibration": "train", "audit": "train"},
+    "alpaca": {"calibration": "train", "audit": "train"},
+}
+
+
 @pytest.fixture
 def hub(monkeypatch):
     """Puts a `datasets` in place that gives out `hub.rows` and notes what was asked for."""
@@ -72,13 +96,36 @@ def test_a_row_becomes_an_example_that_can_be_graded(hub, name):
     assert (example.id, example.reference) == (own, reference)
     assert turns is None or example.turns == turns
     owner, title, *config = TASKS[name].hub_id.split("/")
-    assert hub.asked == [(f"{owner}/{title}", config[0] if config else None, "test")]
+    split = SPLITS[name]["audit"]
+    assert hub.asked == [(f"{owner}/{title}", config[0] if config else None, split)]
     answers = {
         "humaneval": ["```python\ndef f(x):\n    return x\n```"],
         "mbpp": ["def one(): return 1"],
         "mt_bench": ["x", "y"],
     }.get(name, [f"\\boxed{{{reference}}}"])
     assert TASKS[name].grade(example, answers).is_right in (True, None)
+
+
+@pytest.mark.parametrize("split", ["calibration", "audit"])
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_study_reads_splits_that_there_are(hub, name, split):
+    hub.rows = [ROWS[name]]
+    if name == "humaneval":
+        hub.rows = [ROWS[name] | {"task_id": f"HumanEval/{n}"} for n in range(20)]
+    if name == "mt_bench":
+        hub.rows = [ROWS[name] | {"prompt_id": n} for n in range(81, 161)]
+    if name == "alpaca":
+        hub.rows = [ROWS[name] | {"input": str(n)} for n in range(30)]
+    tasks = TaskFields(names=(name,), data=HUB, limit=0)
+    wanted = SPLITS[name].get(split)
+    if wanted is None:
+        with pytest.raises(ConfigError, match=f"tasks.data: got hub, where {name} has no {split}"):
+            read_task(tasks, name, split)
+        return
+    examples = read_task(tasks, name, split)
+    assert examples and {example.split for example in examples} == {split}
+    assert [asked[2] for asked in hub.asked] == [wanted]
+    assert wanted in ON_THE_HUB[name]
 
 
 def test_the_split_is_the_rows_own_or_told_by_the_hubs(hub):
