@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
 import pathlib
 import platform
 import shlex
@@ -21,6 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+
+from asd_jax.evaluation.machine import cpu_model, num_cores
 
 Arm = Callable[[], Any]
 
@@ -101,8 +102,8 @@ def receipt() -> dict[str, Any]:
         "device": {
             "backend": device.platform,
             "kind": device.device_kind,
-            "cpu": _cpu_model(),
-            "cores": _num_cores(),
+            "cpu": cpu_model(),
+            "cores": num_cores(),
         },
     }
 
@@ -132,16 +133,3 @@ def _commit() -> str | None:
         ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True
     )
     return run.stdout.strip() or None
-
-
-def _cpu_model() -> str:
-    path = pathlib.Path("/proc/cpuinfo")
-    if path.exists():
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()
-
-
-def _num_cores() -> int:
-    return os.cpu_count() or 1

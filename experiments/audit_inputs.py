@@ -30,6 +30,7 @@ from asd_jax.evaluation.report.study import read_study
 from asd_jax.evaluation.tasks import TASKS, Example
 from asd_jax.load import check_drafter
 from asd_jax.tokenizer import Tokenizer, from_checkpoint
+from asd_jax.tokenizer.digest import tokenizer_digest
 from experiments import loading, study
 from experiments.audit_config import AuditConfig
 from experiments.config import RunConfig
@@ -105,8 +106,9 @@ def prepare(config: AuditConfig) -> Audit:
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     target, drafter = source.digest(), digest or run.drafter
-    _require_auditable(config, controls, target, drafter, examples)
     digests = {"target": target, "drafter": drafter}
+    identity = {**digests, "tokenizer": tokenizer_digest(tokenizer)}
+    _require_auditable(config, controls, identity, examples)
     speed, frontier = None, None
     if config.throughput is not None:
         result = _result("throughput", config.throughput)
@@ -162,13 +164,12 @@ def _examples(config: AuditConfig) -> dict[str, tuple[Example, ...]]:
 def _require_auditable(
     config: AuditConfig,
     controls: FrozenControls,
-    target: str,
-    drafter: str,
+    identity: Mapping[str, str],
     examples: Mapping[str, tuple[Example, ...]],
 ) -> None:
     ids = [example.id for found in examples.values() for example in found]
     try:
-        controls.require_auditable(target=target, drafter=drafter, audit_ids=ids)
+        controls.require_auditable(**identity, audit_ids=ids)
     except ControlsError as error:
         message = f"{config.controls}: {error}"
         if config.tasks.data == study.SAMPLES and set(controls.calibration_ids) & set(ids):

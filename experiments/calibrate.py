@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,6 +47,7 @@ from asd_jax.evaluation.calibration.grid import require_split
 from asd_jax.evaluation.controls_file import FrozenControls, read_controls, write_controls
 from asd_jax.evaluation.tasks import Example
 from asd_jax.evaluation.whole_files import write_text
+from asd_jax.tokenizer.digest import tokenizer_digest
 from experiments import command_line, study
 from experiments.calibrate_config import FRONTIER, Q25, RISK, SCHEMA, CalibrateConfig
 from experiments.calibrate_methods import Found, by_grid, by_quartile, told
@@ -158,15 +158,7 @@ def _data_name(config: CalibrateConfig) -> str:
 
 
 def _tokenizer_digest(target: str) -> str:
-    """Returns a SHA-256 over what decides how text becomes ids and where answers end."""
-    tokenizer = tokenizers.from_checkpoint(open_checkpoint(resolve(target)))
-    parts = {
-        "backend": tokenizer.backend.to_str(),
-        "bos_id": tokenizer.bos_id if tokenizer.adds_bos else None,
-        "stop_ids": tokenizer.stop_ids,
-        "chat_templates": dict(tokenizer.chat_templates),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return tokenizer_digest(tokenizers.from_checkpoint(open_checkpoint(resolve(target))))
 
 
 def _page(controls: FrozenControls, found: str) -> str:

@@ -19,6 +19,7 @@ from asd_jax.evaluation.tasks import TASKS
 from asd_jax.evaluation.throughput import ROLES, Unit
 from asd_jax.load import check_drafter, read_target_config
 from asd_jax.tokenizer import from_checkpoint
+from asd_jax.tokenizer.digest import tokenizer_digest
 from experiments import config as runs
 from experiments import loading, processes, study
 from experiments.config import RunConfig
@@ -102,7 +103,14 @@ def prepare(config: ThroughputConfig) -> Study:
     runs.check_context(run, target_config.max_position)
     target = source.digest()
     if controls is not None:
-        _require_same(config, controls, target=target, drafter=digest or run.drafter)
+        try:
+            controls.require_same(
+                target=target,
+                drafter=digest or run.drafter,
+                tokenizer=tokenizer_digest(tokenizer),
+            )
+        except ControlsError as error:
+            raise ControlsError(f"{config.controls}: {error}") from error
     path = Path(config.directory) / _PROMPTS
     study.write_prompts(path, rows)
     prompts, settings = read_prompts(path), loading.settings_of(run)
@@ -154,18 +162,6 @@ def _rows(config: ThroughputConfig) -> Iterator[dict[str, Any]]:
                 )
             seen[example.id] = name
             yield {"id": example.id, "task": name, "turns": [TASKS[name].prompt(example)[0]]}
-
-
-def _require_same(
-    config: ThroughputConfig, controls: FrozenControls, *, target: str, drafter: str
-) -> None:
-    for name, got in (("target", target), ("drafter", drafter)):
-        wanted = getattr(controls, name)
-        if got != wanted:
-            raise ControlsError(
-                f"{config.controls}: {name} digest: got {got}, the controls were chosen for "
-                f"{wanted}"
-            )
 
 
 def _planned(

@@ -82,6 +82,12 @@ class FrozenControls:
         return Controls(self.budget, self.gate, self.block_cap)
 
     @property
+    def tokenizer(self) -> str | None:
+        """Digest of the tokenizer that they were chosen with, None where the receipt has none."""
+        found = self.run.get("tokenizer")
+        return found.get("digest") if isinstance(found, Mapping) else None
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of what decides a decode, 64 hex digits."""
         names = ("budget", "gate", "block_cap", "value_scheme", "num_draft_tokens")
@@ -103,26 +109,42 @@ class FrozenControls:
             )
         return dataclasses.replace(self, status="frozen")
 
-    def require_auditable(self, *, target: str, drafter: str, audit_ids: Iterable[str]) -> None:
-        """Refuses an audit that would prove nothing.
+    def require_same(self, *, target: str, drafter: str, tokenizer: str) -> None:
+        """Refuses controls that were chosen for something else.
 
         Args:
-          target: Digest of the target that is to be audited.
+          target: Digest of the target.
           drafter: Digest or name of its drafter.
-          audit_ids: Examples of the audit.
+          tokenizer: Digest of the target's tokenizer; not compared where the receipt has none.
 
         Raises:
-          ControlsError: They are not frozen, were chosen for another target or drafter, or have
-            seen examples of the audit.
+          ControlsError: One of them is another.
         """
-        if self.status != "frozen":
-            raise ControlsError(f"status: got {self.status!r}, allowed is 'frozen' for an audit")
-        for name, got in (("target", target), ("drafter", drafter)):
+        for name, got in (("target", target), ("drafter", drafter), ("tokenizer", tokenizer)):
             wanted = getattr(self, name)
-            if got != wanted:
+            if got != wanted and wanted is not None:
                 raise ControlsError(
                     f"{name} digest: got {got}, the controls were chosen for {wanted}"
                 )
+
+    def require_auditable(
+        self, *, target: str, drafter: str, tokenizer: str, audit_ids: Iterable[str]
+    ) -> None:
+        """Refuses an audit that would prove nothing.
+
+        Args:
+          target: As in `require_same`, of the target that is to be audited.
+          drafter: As in `require_same`.
+          tokenizer: As in `require_same`.
+          audit_ids: Examples of the audit.
+
+        Raises:
+          ControlsError: They are not frozen, were chosen for another target, drafter or
+            tokenizer, or have seen examples of the audit.
+        """
+        if self.status != "frozen":
+            raise ControlsError(f"status: got {self.status!r}, allowed is 'frozen' for an audit")
+        self.require_same(target=target, drafter=drafter, tokenizer=tokenizer)
         seen = sorted(set(self.calibration_ids) & set(audit_ids))
         if seen:
             raise ControlsError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from asd_jax.evaluation.machine import cpu_model, num_cores
 from asd_jax.evaluation.plain_json import infinity_as_text
 
 _PACKAGES = ("asd_jax", "jax", "jaxlib", "flax", "numpy")
@@ -69,6 +70,8 @@ def run_header(
             "kind": devices[0].device_kind,
             "count": len(devices),
             "processes": jax.process_count(),
+            "cpu": cpu_model(),
+            "cores": num_cores(),
         },
         "commit": git_commit(),
     }

@@ -50,7 +50,9 @@ def test_the_fingerprint_is_of_what_decides_a_decode_and_of_nothing_else():
 
 
 def test_a_discovery_is_not_frozen_and_only_the_frozen_is_audited():
-    fits = {"target": "t" * 64, "drafter": "d" * 64, "audit_ids": ["gsm8k/9"]}
+    fits = {
+        "target": "t" * 64, "drafter": "d" * 64, "tokenizer": "k", "audit_ids": ["gsm8k/9"],
+    }  # fmt: skip
     with pytest.raises(ControlsError, match="status: got 'discovery'"):
         dataclasses.replace(CONTROLS, status="discovery").frozen()
     with pytest.raises(ControlsError, match="status: got 'candidate', allowed is 'frozen'"):
@@ -61,6 +63,10 @@ def test_a_discovery_is_not_frozen_and_only_the_frozen_is_audited():
         frozen.require_auditable(**{**fits, "target": "other"})
     with pytest.raises(ControlsError, match="drafter digest"):
         frozen.require_auditable(**{**fits, "drafter": "other"})
+    tokenized = dataclasses.replace(frozen, run={"tokenizer": {"digest": "k"}})
+    tokenized.require_auditable(**fits)
+    with pytest.raises(ControlsError, match="tokenizer digest: got l, the controls were chosen"):
+        tokenized.require_auditable(**{**fits, "tokenizer": "l"})
     with pytest.raises(ControlsError, match="1 examples of the audit are among them.*gsm8k/2"):
         frozen.require_auditable(**{**fits, "audit_ids": ["gsm8k/9", "gsm8k/2"]})
 

@@ -65,6 +65,7 @@ def test_the_lower_of_the_tasks_and_the_runs_limit_holds(place, monkeypatch):
         ({"status": "discovery"}, "other.json: status: got 'discovery'"),
         ({"target": "f" * 64}, "target digest: got .*, the controls were chosen for ffff"),
         ({"drafter": "e" * 64}, "drafter digest: got ngram, the controls were chosen for eeee"),
+        ({"run": {"tokenizer": {"digest": "k"}}}, "tokenizer digest: got .*, .* chosen for k"),
         ({"calibration_ids": ("mt_bench/audit/2", "x")}, "calibration_ids: 1 .*mt_bench/audit/2"),
     ],
 )

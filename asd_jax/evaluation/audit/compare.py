@@ -95,7 +95,7 @@ def compare(
         num=len(pairs),
         missing=pairs.missing,
         is_graded=task.is_graded,
-        accuracy=accuracy(measures, confidence=confidence),
+        accuracy=accuracy(measures, bootstrap),
         overlap_not_quality=None if task.is_graded else overlap(measures, bootstrap),
         length=length(measures, bootstrap),
         divergence=divergence(pairs, measures, confidence=confidence),

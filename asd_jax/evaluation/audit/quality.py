@@ -20,6 +20,7 @@ class Accuracy:
       strict: Strict decoding's accuracy, Wilson's interval.
       asd: ASD's, likewise.
       difference: ASD's less strict's, Newcombe's interval for paired answers.
+      bootstrap_difference: The same by resampling examples; it knows only changes that were seen.
       p_value: Two-sided, of the exact McNemar test that the arms are equally often right.
       both_right: Examples that both arms got right.
       only_strict: Examples that ASD lost.
@@ -30,6 +31,7 @@ class Accuracy:
     strict: Interval
     asd: Interval
     difference: Interval
+    bootstrap_difference: Interval
     p_value: float
     both_right: int
     only_strict: int
@@ -54,16 +56,20 @@ class Overlap:
     difference: Interval
 
 
-def accuracy(measures: Measures, *, confidence: float) -> Accuracy | None:
+def accuracy(measures: Measures, bootstrap: Bootstrap) -> Accuracy | None:
     """Compares how often the arms are right; None where there is no right answer."""
     strict, asd = measures.strict.is_right, measures.asd.is_right
     if strict is None or asd is None:
         return None
+    confidence = bootstrap.confidence
     paired = compare_accuracy(asd, strict, confidence=confidence)
     return Accuracy(
         strict=wilson_interval(int(strict.sum()), strict.size, confidence=confidence),
         asd=wilson_interval(int(asd.sum()), asd.size, confidence=confidence),
         difference=paired.difference,
+        bootstrap_difference=mean_difference_interval(
+            asd.astype(np.float64), strict.astype(np.float64), bootstrap
+        ),
         p_value=paired.p_value,
         both_right=paired.both_right,
         only_strict=paired.only_strict,

@@ -72,6 +72,7 @@ def _accuracy(tasks: Mapping[str, Any], mean: Mapping[str, Any]) -> str:
                     interval(found["strict"], scale=100),
                     interval(found["asd"], scale=100),
                     change(found["difference"], scale=100),
+                    change(found["bootstrap_difference"], scale=100),
                     f"{found['p_value']:.3g}",
                     found["both_right"],
                     found["only_strict"],
@@ -82,19 +83,19 @@ def _accuracy(tasks: Mapping[str, Any], mean: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     difference = change(mean["accuracy_difference"], scale=100)
-    rows.append(["mean of tasks", "", "", "", difference, *[""] * 5])
+    rows.append(["mean of tasks", "", "", "", "", difference, *[""] * 5])
     return "\n\n".join(
         [
             "## Right answers",
             table(
-                "task|n|strict, %|ASD, %|ASD - strict, points|McNemar p|both right|only strict|"
-                "only ASD|both wrong",
+                "task|n|strict, %|ASD, %|ASD - strict, points|bootstrap|McNemar p|both right|"
+                "only strict|only ASD|both wrong",
                 rows,
             ),
             "An interval that holds 0 does not show that the arms are equally good: it shows that "
             "these examples are too few to tell them apart within its ends. Intervals of an "
-            "accuracy are Wilson's, of a difference Newcombe's for paired answers; that of the "
-            "mean is a bootstrap, which knows of no harm that none of these examples shows.",
+            "accuracy are Wilson's, of a difference Newcombe's for paired answers; a bootstrap, "
+            "as of the mean, knows of no harm that none of these examples shows.",
         ]
     )
 

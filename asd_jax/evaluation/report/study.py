@@ -127,6 +127,7 @@ _EXCEPTION = record(
 _ACCURACIES = record(
     {"strict": _ACCURACY, "asd": _ACCURACY, "difference": _DIFFERENCE},
     {
+        "bootstrap_difference": _DIFFERENCE,
         "p_value": _SHARE,
         "both_right": count,
         "only_strict": count,

@@ -173,6 +173,10 @@ def _counts_table(name: str, task: dict[str, Any]) -> Markup:
         ["Right only in strict, answers", plain(accuracy.get("only_strict"), 0)],
         ["Right only in ASD, answers", plain(accuracy.get("only_asd"), 0)],
         ["Wrong in both arms, answers", plain(accuracy.get("both_wrong"), 0)],
+        [
+            "Accuracy change by bootstrap, points",
+            maybe_spread(accuracy.get("bootstrap_difference"), factor=100, is_change=True),
+        ],
         ["p that the arms are equally often right", p_value(accuracy.get("p_value"))],
         ["Answers that differ, %", amount(divergence.get("share"), factor=100)],
         [
