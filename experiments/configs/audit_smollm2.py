@@ -4,8 +4,9 @@
 
 Asked are 100 questions of each task; `--config.tasks.limit=0` takes all. MT-Bench is left out, as
 nearly all of its answers run to any limit; `--config.tasks.names=mt_bench` audits it in another
-`directory`, for which `--config.decode.max_new_tokens=128` is enough. Controls and draft length come from `experiments.calibrate` and `experiments.freeze`, and
-the page shows what `experiments.throughput` and `experiments.frontier` found, which run before it.
+`directory`, for which `--config.decode.max_new_tokens=128` is enough. Controls and draft length
+come from `experiments.calibrate` and `experiments.freeze`, and the page shows what
+`experiments.throughput` and `experiments.frontier` found, which run before it.
 `--config.decode.drafter=FOLDER` takes another drafter, which needs controls of its own.
 """
 
