@@ -295,11 +295,13 @@ def _card(
     length = best["held_out"]["acceptance_length"]
     shares = ", ".join(f"{share:.3f}" for share in best["held_out"]["by_position"])
     fields = json.dumps(dataclasses.asdict(config), indent=1)
+    dropped = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items()) or "none"
     return f"""# {config.drafter.family} drafter for {config.target}
 
 Distilled with `python -m experiments.distill --config=experiments/configs/{name}.py`, commit
 {git_commit()}, from {report.used - report.held_out} answers of the target ({report.answer_tokens:,}
-tokens, held-out ones included). Embedding and output projection are the target's and not stored.
+tokens, held-out ones included); dropped: {dropped}. Embedding and output projection are the
+target's and not stored.
 
 Held-out prompts, strict greedy decoding, after batch {best["step"]}: {length:.3f} tokens a target
 forward, the target's own included; kept by draft position: {shares}.
