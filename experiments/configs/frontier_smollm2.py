@@ -27,8 +27,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.asd.budgets = "8"
     config.asd.gates = "0.1,0.25,0.5,1"
     config.asd.block_caps = "2"
-    # Every setting of a rival is a run of its own, so most are tried with their defaults alone. Those
-    # of relaxed top-k are strict verification.
+    # Every setting of a rival is a run of its own, so most are tried with their defaults alone.
+    # Those of relaxed top-k are strict verification.
     config.rivals = {
         "medusa_typical": {"epsilon": (0.3,)},
         "relaxed_top_k": {"top_k": (10,), "delta": (0.6,)},
