@@ -32,6 +32,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.rivals = {
         "medusa_typical": {"epsilon": (0.3,)},
         "relaxed_top_k": {"top_k": (10,), "delta": (0.6,)},
+        "token_v3": {},
+        "static_ensemble": {},
+        "mars": {},
+        "fly": {},
     }
     config.directory = "outputs/study_smollm2/frontier"
     return config
