@@ -58,7 +58,7 @@ from asd_jax.training.examples import Examples, read_examples
 from asd_jax.training.exclusion import read_exclusion
 from asd_jax.training.export import export, read_export
 from asd_jax.training.feature_scale import feature_scale, scaled, unfolded
-from asd_jax.training.feature_store import ASKED, FeatureStore, FeatureStoreError, rounded
+from asd_jax.training.feature_store import ASKED, FeatureStore, FeatureStoreError
 from asd_jax.training.linear_start import linear_start
 from asd_jax.training.objective import frozen_tables
 from asd_jax.training.train_step import OptimizerConfig, signals_of
@@ -137,13 +137,11 @@ def run(config: DistillConfig, name: str) -> int:
         )
 
     def epoch(most: int | None = None) -> Iterator[tuple[Batch, Signals]]:
-        layers = blueprint.feature_layers
         for step in range(num_batches(examples, config.batch_size))[:most]:
             batch = batch_of(step)
             signals = stored(step, batch)
             if signals is None:
-                signals = signals_of(loaded.target, batch, feature_layers=layers)
-                signals = rounded(signals) if train_config.rounds_features else signals
+                signals = trainer.asked(loaded.target, batch, blueprint, train_config)
             yield batch, signals
 
     scale = feature_scale(epoch(_SCALED_BY)) if blueprint.feature_layers else None

@@ -167,8 +167,7 @@ def train(
         if mesh is not None:
             batch, signals = shard_state((batch, signals), mesh)
         if signals is None:
-            signals = signals_of(target, batch, feature_layers=blueprint.feature_layers)
-            signals = rounded(signals) if config.rounds_features else signals
+            signals = asked(target, batch, blueprint, config)
         if scale is not None:
             signals = scaled(signals, scale)
         state, metrics = train_step(
@@ -195,6 +194,19 @@ def train(
             checkpoints.save(state, info, is_best=is_best)
             yield Evaluated(done, acceptance, is_best)
     checkpoints.close()
+
+
+def asked(target: Target, batch: Batch, blueprint: Blueprint, config: TrainConfig) -> Signals:
+    """Returns what the target says of a batch, rounded where the run's features are.
+
+    Args:
+      target: Whole on every device.
+      batch: Texts; divided along a mesh's data axis where they are.
+      blueprint: The drafter, which says what is read.
+      config: How to train.
+    """
+    signals = signals_of(target, batch, feature_layers=blueprint.feature_layers)
+    return rounded(signals) if config.rounds_features else signals
 
 
 def best_params(

@@ -96,15 +96,9 @@ def quartile(rows: Iterable[Mapping[str, Any]]) -> Quartile:
     """
     answers = list(rows)
     size = _block_size(answers)
-    refusals = [entry for row in answers for entry in row["refusals"]]
-    owned = [
-        (place, entry)
-        for place, row in enumerate(answers)
-        for entry in row["refusals"]
-        if entry[3] != "inf"
-    ]
-    priced = [entry for _, entry in owned]
-    found = _barriers(priced, size)
+    refusals = [(place, entry) for place, row in enumerate(answers) for entry in row["refusals"]]
+    priced = [(place, entry) for place, entry in refusals if entry[3] != "inf"]
+    found = _barriers([entry for _, entry in priced], size)
     ratios = found.regret_per_value
     if not ratios.size:
         raise ValueError(
@@ -112,7 +106,7 @@ def quartile(rows: Iterable[Mapping[str, Any]]) -> Quartile:
             "regret, needs 1 or more: take more questions or longer answers"
         )
     at_quarters = np.quantile(ratios, [0, 0.25, 0.5, 0.75, 1])
-    answer_of = np.array([place for place, _ in owned])[found.proposal]
+    answer_of = np.array([place for place, _ in priced])[found.proposal]
     by_answer = [ratios[answer_of == place] for place in range(len(answers))]
     return Quartile(
         value=linear_q25(ratios),
@@ -123,7 +117,7 @@ def quartile(rows: Iterable[Mapping[str, Any]]) -> Quartile:
         num_barriers=ratios.size,
         num_ties=len(priced) - ratios.size,
         num_unpriced=len(refusals) - len(priced),
-        num_short=sum(priced[place][2] < size for place in found.proposal),
+        num_short=sum(priced[number][1][2] < size for number in found.proposal),
         spread=tuple(map(float, at_quarters)),
         interval=q25_interval(by_answer, _BOOTSTRAP),
     )
