@@ -15,7 +15,9 @@ before the clock starts, which stops when the device has finished. Into `directo
 
 The gain is over whole requests, prefill included, as the authors' clock has everything in it; that
 of rounds alone stands beside it. Where a gate fails (the baseline drifts by more than 3 percent,
-roles emit other numbers of tokens, or the two strict roles other tokens) no gain is claimed.
+roles emit other numbers of tokens, or the two strict roles other tokens) no gain is claimed. On a
+machine that is not yours alone, `steady_percent` has a batch measured again where its two strict
+runs differ by more, whatever the candidate did; the result says of how many.
 
 Killed at any point, the same command goes on with what is missing; a batch whose roles are not all
 there is measured again as a whole. `--help` lists all fields.
@@ -43,14 +45,16 @@ from asd_jax.evaluation.throughput import (
     ROLES,
     Measured,
     Unit,
-    complete_units,
+    is_steady,
     make_document,
     measure_tasks,
     measurement_row,
     parse_measurement,
     to_markdown,
+    whole_measurements,
 )
 from asd_jax.evaluation.whole_files import write_text
+from asd_jax.load import LoadedTarget
 from asd_jax.types import Drafter
 from experiments import command_line, loading, processes, study
 from experiments.background import in_background
@@ -60,7 +64,8 @@ from experiments.interrupts import uninterrupted
 from experiments.throughput_config import SCHEMA, ThroughputConfig
 from experiments.throughput_inputs import Study, prepare
 
-Units = dict[Unit, dict[str, Measured]]
+# Whole measurements of each unit, earlier ones first.
+Attempts = dict[Unit, list[dict[str, Measured]]]
 
 
 def run(config: ThroughputConfig, name: str) -> int:
@@ -83,12 +88,11 @@ def run(config: ThroughputConfig, name: str) -> int:
     is_complete = False
     try:
         writer.start(prepared.header)
-        done = complete_units(map(parse_measurement, writer.resumed_rows), prepared.roles)
-        pending = [unit for unit in prepared.units() if unit not in done]
-        total = sum(1 for _ in prepared.units())
-        display.line("work", f"{total - len(pending)} of {total} units of work are measured")
-        if pending:
-            done |= _measure(prepared, pending, writer, display)
+        done = whole_measurements(map(parse_measurement, writer.resumed_rows), prepared.roles)
+        total, left = sum(1 for _ in prepared.units()), _pending(prepared, done)
+        display.line("work", f"{total - len(left)} of {total} units of work are measured")
+        if left:
+            _measure(prepared, done, writer, display)
         is_complete = True
     finally:
         display.stop()
@@ -97,16 +101,46 @@ def run(config: ThroughputConfig, name: str) -> int:
     return 0
 
 
-def _measure(prepared: Study, pending: Sequence[Unit], writer: Writer, display: Display) -> Units:
-    """Measures units, writes a row for each role at once and returns the rows by unit and role."""
+def _pending(prepared: Study, done: Attempts) -> list[Unit]:
+    """Returns the units that were never measured, or else those to be measured again."""
+    if new := [unit for unit in prepared.units() if unit not in done]:
+        return new
+    within, at_most = prepared.config.steady_percent, prepared.config.max_attempts
+    if within is None:
+        return []
+    return [
+        unit
+        for unit in prepared.units()
+        if len(done[unit]) < at_most and not is_steady(done[unit][-1], within)
+    ]
+
+
+def _measure(prepared: Study, done: Attempts, writer: Writer, display: Display) -> None:
+    """Measures what is pending until nothing is, and adds it to `done`."""
     run = prepared.run
     loading.use_compilation_cache(run, display)
     with loading.told_as_config_error():
         loaded = loading.load(run, processes.mesh(run.mesh, run.batch_size), display)
-        drafter = loading.drafter_of(run, loaded, display)
+        arms = _arms(prepared, loading.drafter_of(run, loaded, display))
+    while pending := _pending(prepared, done):
+        if pending[0] in done:
+            display.line("again", f"{len(pending)} batches, as their two strict runs differ")
+        _measure_units(prepared, loaded, arms, pending, done, writer, display)
+
+
+def _measure_units(
+    prepared: Study,
+    loaded: LoadedTarget,
+    arms: Mapping[str, Arm],
+    pending: Sequence[Unit],
+    done: Attempts,
+    writer: Writer,
+    display: Display,
+) -> None:
+    """Measures units once, and writes a row for each role at once."""
     # A machine is slow at first: memory is fetched, clocks rise.
     untimed = pending[: prepared.config.warmup_batches]
-    units, arms = [*untimed, *pending], _arms(prepared, drafter)
+    units = [*untimed, *pending]
     events = interleaved.run(
         loaded.target,
         tuple(arms[role] for role in prepared.roles),
@@ -115,7 +149,7 @@ def _measure(prepared: Study, pending: Sequence[Unit], writer: Writer, display: 
         prepared.settings,
         rotates=False,
     )
-    rows: Units = {}
+    rows: list[Measured] = []
     progress = _Progress(display, prepared, len(pending) * len(prepared.roles))
     for event in in_background(events):
         match event:
@@ -133,9 +167,10 @@ def _measure(prepared: Study, pending: Sequence[Unit], writer: Writer, display: 
                 )
                 with uninterrupted():  # a row in the file is one that is counted
                     writer.write([row])
-                    rows.setdefault(unit, {})[role] = parse_measurement(row)
-                progress.show(rows[unit][role])
-    return rows
+                    rows.append(parse_measurement(row))
+                progress.show(rows[-1])
+    for unit, attempts in whole_measurements(rows, prepared.roles).items():
+        done.setdefault(unit, []).extend(attempts)
 
 
 def _arms(prepared: Study, drafter: Drafter) -> dict[str, Arm]:
@@ -179,11 +214,12 @@ def _receipt(path: Path) -> Mapping[str, Any]:
     return receipt
 
 
-def _conclude(prepared: Study, done: Units, receipt: Mapping[str, Any], display: Display) -> None:
-    """Writes what the measurements come to."""
-    wanted = {unit: done[unit] for unit in prepared.units()}
+def _conclude(
+    prepared: Study, done: Attempts, receipt: Mapping[str, Any], display: Display
+) -> None:
+    """Writes what the measurements come to: of each unit the last one counts."""
     by_task = {
-        name: {unit: rows for unit, rows in wanted.items() if unit.task == name}
+        name: {unit: done[unit][-1] for unit in prepared.units() if unit.task == name}
         for name in prepared.batches
     }
     document = make_document(
@@ -191,6 +227,10 @@ def _conclude(prepared: Study, done: Units, receipt: Mapping[str, Any], display:
         run=receipt,
         controls=prepared.controls,
         left_out=prepared.left_out,
+        measured_again={
+            name: sum(len(done[unit]) > 1 for unit in units) for name, units in by_task.items()
+        },
+        steady_percent=prepared.config.steady_percent,
     )
     text = to_markdown(document)
     write_summary(prepared.path("throughput.json"), document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,13 @@ class ThroughputConfig:
     warmup_batches: int = fields.whole(
         1, 0, "batches that are decoded and not counted, at every start"
     )
+    steady_percent: float | None = fields.number(
+        None,
+        lambda value: 0 < value < math.inf,
+        "a number > 0, or None",
+        "a batch whose two strict runs differ by more is measured again",
+    )
+    max_attempts: int = fields.whole(3, 1, "times that a batch is measured until it is steady")
     tasks: study.TaskFields = fields.group(study.TaskFields)
     decode: RunConfig = fields.group(RunConfig)
 

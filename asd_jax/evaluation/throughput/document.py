@@ -39,6 +39,8 @@ def make_document(
     run: Mapping[str, Any],
     controls: Mapping[str, Any],
     left_out: Mapping[str, Mapping[str, str]],
+    measured_again: Mapping[str, int] | None = None,
+    steady_percent: float | None = None,
 ) -> dict[str, Any]:
     """Returns the result of a study, made of plain JSON types.
 
@@ -48,6 +50,9 @@ def make_document(
       run: The receipt.
       controls: What the candidate was decoded with and where it is from.
       left_out: By task, the prompts that cannot have as many tokens as the others, and why.
+      measured_again: By task, the units of which an earlier measurement was set aside, as its two
+        strict runs differed by more than `steady_percent`.
+      steady_percent: See there; None: every measurement counts.
     """
     document: dict[str, Any] = plain_json(
         {
@@ -62,6 +67,8 @@ def make_document(
             "tasks": {name: _flat(task) for name, task in tasks.items()},
             "mean": {"tasks": list(tasks), **plain_json(mean)},
             "left_out": left_out,
+            "steady_percent": steady_percent,
+            "measured_again": measured_again or {},
             "notes": NOTES,
         }
     )

@@ -17,7 +17,8 @@ The first line is `{"run": {...}}` (see `receipt`), every other line
     digest              SHA-256 of the emitted token ids
 
 The roles of a unit stand one behind the other, as they ran. A row of the first role begins its unit
-anew: rows of a unit that a kill had cut short stay in the file and do not count.
+anew: rows of a unit that a kill had cut short stay in the file and do not count, and of a unit that
+was measured several times the last whole measurement counts.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 from asd_jax.evaluation.conversation import Answer
 from asd_jax.evaluation.interleaved import Measurement
 from asd_jax.evaluation.records import OutputError, plain_number
+from asd_jax.evaluation.statistics.bcb import percent_change
 
 BEFORE, CANDIDATE, AFTER, GREEDY = ROLES = ("before", "candidate", "after", "greedy")
 
@@ -135,9 +137,9 @@ def parse_measurement(row: Mapping[str, Any]) -> Measured:
     return Measured(unit=unit, **values)
 
 
-def complete_units(
+def whole_measurements(
     rows: Iterable[Measured], roles: Sequence[str]
-) -> dict[Unit, dict[str, Measured]]:
+) -> dict[Unit, list[dict[str, Measured]]]:
     """Returns the units of which every role was measured, one right behind the other.
 
     Args:
@@ -145,9 +147,9 @@ def complete_units(
       roles: Of every unit, in the order of running.
 
     Returns:
-      For each unit its rows by role, the last whole measurement where there are several.
+      For each unit its whole measurements, earlier ones first, each the rows by role.
     """
-    found: dict[Unit, dict[str, Measured]] = {}
+    found: dict[Unit, list[dict[str, Measured]]] = {}
     current: list[Measured] = []
     for row in rows:
         begins = row.role == roles[0]
@@ -158,8 +160,23 @@ def complete_units(
         )
         current = [row] if begins else [*current, row] if goes_on else []
         if len(current) == len(roles):
-            found[row.unit] = dict(zip(roles, current, strict=True))
+            found.setdefault(row.unit, []).append(dict(zip(roles, current, strict=True)))
     return found
+
+
+def is_steady(rows: Mapping[str, Measured], within_percent: float) -> bool:
+    """Returns whether the two strict runs of a unit took times that differ by no more than that.
+
+    The candidate is not looked at, so measuring unsteady units again favours no side.
+
+    Args:
+      rows: Of one whole measurement, by role.
+      within_percent: Largest change from the opening to the closing run, in either direction.
+    """
+    before, after = (
+        rows[role].prefill_seconds + rows[role].rounds_seconds for role in (BEFORE, AFTER)
+    )
+    return abs(percent_change(before, after)) <= within_percent
 
 
 def _is_count(value: Any) -> bool:

@@ -109,6 +109,8 @@ def _work_row(name: str, found: Mapping[str, Any]) -> list[Any]:
 
 def _gates(document: Mapping[str, Any]) -> str:
     lines = ["## Gates", "", *(f"- {_gate_line(*item)}" for item in document["tasks"].items())]
+    if document.get("steady_percent") is not None:
+        lines += [f"- {_again(document)}"]
     together = [reason for reason in document["mean"]["reasons"] if ": " not in reason]
     if together:
         lines.append(f"- all tasks together: {_words(together)}")
@@ -121,6 +123,15 @@ def _gate_line(name: str, task: Mapping[str, Any]) -> str:
     if task["resampled"] != "batches":
         told += "; a single batch, so its intervals tell nothing about other prompts"
     return told
+
+
+def _again(document: Mapping[str, Any]) -> str:
+    counts = {name: number for name, number in document["measured_again"].items() if number}
+    told = ", ".join(f"{name} {number}" for name, number in counts.items()) or "none"
+    return (
+        f"batches whose two strict runs differed by more than {document['steady_percent']:g} %, "
+        f"whatever the candidate did, and which were measured again: {told}"
+    )
 
 
 def _words(reasons: list[str]) -> str:

@@ -1,28 +1,15 @@
 """Every task on its samples and on literal answers, right and wrong."""
 
 import dataclasses
-import re
 
 import pytest
 
 from asd_jax.evaluation.tasks import TASKS, Example, ExampleError, read_examples, sample_path
+from benchmarks.graders import known_answer, returns_none
 
 SAMPLES = {name: read_examples(sample_path(name), name) for name in TASKS}
 GRADED = [name for name in TASKS if TASKS[name].is_graded]
 BOX = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-
-
-def sample_answer(example: Example) -> str:
-    """Returns what a model that knows the reference would write."""
-    match example.task:
-        case "gsm8k" | "math500":
-            return f"Thinking step by step.\nThe answer is $\\boxed{{{example.reference}}}$."
-        case "humaneval":
-            return f"```python\n{example.meta['prompt']}{example.reference}```"
-        case "mbpp":
-            return f"Here:\n```python\n{example.reference}\n```\nThat is all."
-        case _:
-            return f"The answer is ({example.reference})."
 
 
 def test_the_tasks_are_the_seven():
@@ -40,24 +27,21 @@ def test_samples_are_a_handful_in_equal_splits(name):
 
 @pytest.mark.parametrize("name", GRADED)
 def test_the_reference_is_right_and_anothers_is_wrong(name):
-    if name == "math500":
-        pytest.importorskip("math_verify")
     task, examples = TASKS[name], SAMPLES[name]
     for number, example in enumerate(examples):
-        grade = task.grade(example, [sample_answer(example)])
+        grade = task.grade(example, [known_answer(example)])
         assert grade.is_right is True, (example.id, grade)
         other = next(
             other
             for other in (*examples[number:], *examples)
             if other.reference != example.reference
         )
-        assert task.grade(example, [sample_answer(other)]).is_right is False, example.id
+        assert task.grade(example, [known_answer(other)]).is_right is False, example.id
         assert task.grade(example, ["I do not know."]).is_right is False, example.id
         assert task.grade(example, [""]).is_right is False, example.id
 
 
 def test_the_worked_solutions_of_the_samples_are_right():
-    pytest.importorskip("math_verify")
     for example in SAMPLES["math500"]:
         assert TASKS["math500"].grade(example, [example.meta["solution"]]).is_right, example.id
 
@@ -65,10 +49,7 @@ def test_the_worked_solutions_of_the_samples_are_right():
 @pytest.mark.parametrize("name", ["humaneval", "mbpp"])
 def test_a_function_that_returns_none_is_wrong(name):
     for example in SAMPLES[name]:
-        function = re.search(r"def (\w+)\(", example.reference or "")
-        asked = example.meta.get("entry_point") or function[1]
-        answer = f"```python\ndef {asked}(*args):\n    return None\n```"
-        assert TASKS[name].grade(example, [answer]).is_right is False, example.id
+        assert TASKS[name].grade(example, [returns_none(example)]).is_right is False, example.id
 
 
 def test_forms_in_which_a_function_is_answered():
@@ -111,7 +92,7 @@ def test_hostile_answers_fail_and_the_next_is_graded():
     for act in ("import os; os._exit(0)", "print('passed'); raise SystemExit(0)", "'''"):
         answer = f"```python\n{example.reference}\n{act}\n```"
         assert TASKS["mbpp"].grade(example, [answer]).is_right is False
-    assert TASKS["mbpp"].grade(example, [sample_answer(example)]).is_right is True
+    assert TASKS["mbpp"].grade(example, [known_answer(example)]).is_right is True
 
 
 def test_prompts_are_the_turns_with_the_instruction_of_the_task():

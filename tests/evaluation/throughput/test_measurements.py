@@ -18,9 +18,10 @@ from asd_jax.evaluation.records import OutputError
 from asd_jax.evaluation.throughput import (
     ROLES,
     Unit,
-    complete_units,
+    is_steady,
     measurement_row,
     parse_measurement,
+    whole_measurements,
 )
 from asd_jax.evaluation.throughput.measurements import token_digest
 from asd_jax.types import FinishReason
@@ -85,6 +86,11 @@ def test_a_row_that_is_none_is_refused_by_its_field(field, value):
         parse_measurement(a_row() | {field: value})
 
 
+def last_whole(rows, roles):
+    """Each unit's measurement that counts."""
+    return {unit: found[-1] for unit, found in whole_measurements(rows, roles).items()}
+
+
 def log(*entries):
     return [measured(Unit("t", 0, batch), role, rate) for batch, role, rate in entries]
 
@@ -92,18 +98,33 @@ def log(*entries):
 def test_a_unit_counts_only_where_its_roles_stand_one_behind_the_other():
     b, c, a = TRIPLE
     cut = log((0, b, 1), (0, c, 1), (0, b, 2), (0, c, 2), (0, a, 2), (1, b, 3), (1, c, 3))
-    found = complete_units(cut, TRIPLE)
+    found = last_whole(cut, TRIPLE)
     assert list(found) == [Unit("t", 0, 0)]
     assert [row.prefill_seconds for row in found[Unit("t", 0, 0)].values()] == [10.0] * 3
 
     # The opening role of one attempt never goes with the closing role of another.
-    assert not complete_units(log((0, b, 1), (1, b, 1), (0, c, 1), (0, a, 1)), TRIPLE)
-    assert not complete_units(log((0, b, 1), (0, a, 1), (0, c, 1)), TRIPLE)
-    assert not complete_units(log((0, c, 1), (0, a, 1)), TRIPLE)
-    assert not complete_units(log((0, b, 1), (0, c, 1), (0, a, 1)), ROLES)
+    assert not last_whole(log((0, b, 1), (1, b, 1), (0, c, 1), (0, a, 1)), TRIPLE)
+    assert not last_whole(log((0, b, 1), (0, a, 1), (0, c, 1)), TRIPLE)
+    assert not last_whole(log((0, c, 1), (0, a, 1)), TRIPLE)
+    assert not last_whole(log((0, b, 1), (0, c, 1), (0, a, 1)), ROLES)
     # A new attempt that was cut short does not take away an old one that was whole.
     whole = log((0, b, 1), (0, c, 1), (0, a, 1), (0, b, 2))
-    assert complete_units(whole, TRIPLE)[Unit("t", 0, 0)][b].prefill_seconds == 20.0
+    assert last_whole(whole, TRIPLE)[Unit("t", 0, 0)][b].prefill_seconds == 20.0
+    # A new whole one does, and both are there.
+    twice = log((0, b, 1), (0, c, 1), (0, a, 1), (0, b, 2), (0, c, 2), (0, a, 2))
+    (found,) = whole_measurements(twice, TRIPLE).values()
+    assert [attempt[a].prefill_seconds for attempt in found] == [20.0, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_so"),
+    [(100, 100, True), (104, 100, True), (100, 104, True), (100, 106, False), (106, 100, False)],
+)
+def test_a_unit_is_steady_by_its_strict_runs_alone(before, after, is_so):
+    rates = zip(TRIPLE, (before, 1, after), strict=True)
+    rows = {role: log((0, role, rate))[0] for role, rate in rates}
+    assert is_steady(rows, 5.0) is is_so
+    assert is_steady(rows, 10.0)
 
 
 @given(st.lists(st.integers(0, 12), max_size=5), st.sampled_from([TRIPLE, ROLES]))
@@ -111,10 +132,10 @@ def test_however_often_it_is_killed_every_unit_ends_with_roles_of_one_attempt(ki
     units = [Unit("t", repeat, batch) for repeat in range(2) for batch in range(2)]
     rows = []
     for attempt, rows_until_killed in enumerate([*kills, 1000], start=1):
-        done = complete_units(rows, roles)
+        done = last_whole(rows, roles)
         pending = [(unit, role) for unit in units if unit not in done for role in roles]
         rows += [measured(*key, attempt) for key in pending[:rows_until_killed]]
-    found = complete_units(rows, roles)
+    found = last_whole(rows, roles)
     assert found.keys() == set(units)
     for unit, by_role in found.items():
         assert tuple(by_role) == roles
