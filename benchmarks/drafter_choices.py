@@ -39,8 +39,8 @@ def _dspark(block: int, num_layers: int = 1) -> DrafterSizes:
     return DrafterSizes("dspark", block, num_layers=num_layers, mask_id=6, has_own_head=False)
 
 
-def _eagle3(num_steps: int) -> DrafterSizes:
-    return DrafterSizes("eagle3", num_steps, has_own_head=False)
+def _eagle3(num_steps: int, width: int | None = None) -> DrafterSizes:
+    return DrafterSizes("eagle3", num_steps, intermediate_size=width, has_own_head=False)
 
 
 # Name, sizes, draft vocabulary.
@@ -51,9 +51,13 @@ CHOICES: dict[str, tuple[DrafterSizes, int | None]] = {
     "dspark, 3, 3 layers, 8192 ids": (_dspark(3, num_layers=3), 8192),
     "dspark, 7, 1 layer, 16384 ids": (_dspark(7), 16384),
     "eagle3, 3, 8192 ids": (_eagle3(3), 8192),
+    "eagle3, 3, 4096 ids": (_eagle3(3), 4096),
+    "eagle3, 3, 8192 ids, MLP of 768": (_eagle3(3, width=768), 8192),
+    "eagle3, 3, 8192 ids, MLP of 3072": (_eagle3(3, width=3072), 8192),
     "eagle3, 3, all ids": (_eagle3(3), None),
     "eagle3, 7, 8192 ids": (_eagle3(7), 8192),
     "medusa, 3, 1 block": (DrafterSizes("medusa", 3), None),
+    "medusa, 3, 2 blocks": (DrafterSizes("medusa", 3, num_layers=2), None),
 }
 
 
