@@ -7,7 +7,7 @@ drafter and rule come in as arguments: this file knows no model, no drafter and 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from asd_jax.types import (
     Proposal,
     PyTree,
     Target,
+    TargetOutput,
     Verdict,
 )
 
@@ -60,9 +61,7 @@ def decode_round(
 
     # 2 score
     inputs = jnp.concatenate([state.anchor[:, None], tokens], axis=1)
-    output = target.forward(
-        target.params, inputs, state.cache, feature_layers=drafter.feature_layers
-    )
+    output = _score(target, drafter, inputs, length, state.cache)
 
     # 3 verify
     verdict = _verify(
@@ -127,6 +126,56 @@ def _clip_proposal(
     length = jnp.minimum(proposal.length, requests.max_draft_tokens)
     length = jnp.clip(jnp.minimum(length, room), 0, num_draft)
     return tokens, jnp.where(state.is_active, length, 0).astype(jnp.int32)
+
+
+def _score(
+    target: Target, drafter: Drafter, inputs: jax.Array, length: jax.Array, cache: PyTree
+) -> TargetOutput:
+    """Scores anchors and drafts [B, G+1]; in a round without any draft the anchors alone.
+
+    A forward of several columns costs more than one of a single one (half as much again on CPU), so
+    a drafter that can abstain must not pay for drafts that it has not got. The rows behind the
+    anchors are zeros then, and no one looks at them.
+    """
+    num_columns = inputs.shape[1]
+
+    def forward(num_columns: int, cache: PyTree) -> TargetOutput:
+        return target.forward(
+            target.params, inputs[:, :num_columns], cache, feature_layers=drafter.feature_layers
+        )
+
+    if not drafter.can_abstain or num_columns == 1:
+        return forward(num_columns, cache)
+
+    def as_carried(output: TargetOutput) -> TargetOutput:
+        """Logits as they lie in memory, so that no loop turns them."""
+        order = (2, 0, 1) if target.vocab_major else (0, 1, 2)
+        return output.replace(logits=output.logits.transpose(order))
+
+    rows = jax.eval_shape(lambda: as_carried(forward(num_columns, cache)).replace(cache=()))
+    empty = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), rows)
+
+    def trip(num_columns: int) -> Callable[[tuple], tuple]:
+        def body(carry: tuple) -> tuple:
+            new = as_carried(forward(num_columns, carry[1].cache))
+            filled = jax.tree.map(_pad_to, new.replace(cache=()), empty)
+            return jnp.bool_(False), filled.replace(cache=new.cache)
+
+        return body
+
+    has_drafts = is_any(length > 0, target.data_axis)
+    # Loops of at most one trip and no `cond`, whose branches XLA gives copies of the cache.
+    carry = (has_drafts, empty.replace(cache=cache))
+    _, output = jax.lax.while_loop(lambda carry: carry[0], trip(num_columns), carry)
+    _, output = jax.lax.while_loop(lambda carry: carry[0], trip(1), (~has_drafts, output))
+    order = (1, 2, 0) if target.vocab_major else (0, 1, 2)
+    return output.replace(logits=output.logits.transpose(order))
+
+
+def _pad_to(part: jax.Array, whole: jax.Array) -> jax.Array:
+    """Returns a part with zeros behind it on every axis on which the whole is larger."""
+    sizes = zip(whole.shape, part.shape, strict=True)
+    return jnp.pad(part, [(0, wide - have) for wide, have in sizes])
 
 
 def _room(state: DecodeState, requests: Requests, config: DecodeConfig) -> jax.Array:

@@ -66,7 +66,7 @@ class Trace(struct.PyTreeNode):
       start: Emitted position of the round's first token, int32 [B, R]; -1 = no such round.
       draft_tokens: int32 [B, R, G].
       draft_length: int32 [B, R].
-      target_tokens: int32 [B, R, G+1].
+      target_tokens: int32 [B, R, G+1]; entries behind `draft_length` mean nothing.
       regret: Regret of accepted exceptions, float32 [B, R, G].
       exception_mask: bool [B, R, G].
       num_accepted: int32 [B, R].

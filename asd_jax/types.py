@@ -368,6 +368,8 @@ class Drafter(struct.PyTreeNode):
         num_kept [B]) -> state`. `tokens` are the target's inputs of this round, the anchor first;
         the first `num_kept` rows are now part of the committed history.
       num_draft_tokens: Proposed block length G, or None where any G will do.
+      can_abstain: Whether proposals may be empty, so that a round of plain decoding is worth
+        compiling.
       feature_layers: Residual streams of the target that it reads, as in `Target.forward`.
       num_params: Numbers of its own, those shared with the target not counted.
       context_length: Largest number of positions that it was made for, None: no limit.
@@ -381,6 +383,7 @@ class Drafter(struct.PyTreeNode):
     commit: Callable[..., PyTree] = struct.field(pytree_node=False)
     name: str = struct.field(pytree_node=False, default="drafter")
     num_draft_tokens: int | None = struct.field(pytree_node=False, default=None)
+    can_abstain: bool = struct.field(pytree_node=False, default=False)
     feature_layers: tuple[int, ...] = struct.field(pytree_node=False, default=())
     num_params: int = struct.field(pytree_node=False, default=0)
     context_length: int | None = struct.field(pytree_node=False, default=None)

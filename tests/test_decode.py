@@ -304,8 +304,63 @@ def test_requests_survive_the_run_for_the_next_arm():
     np.testing.assert_array_equal(requests.ledger.spent, np.zeros(len(PROMPTS)))
 
 
-def test_while_body_copies_no_cache_buffer():
-    drafter, _ = scripted(8)
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_plain_rounds_of_a_drafter_that_abstains_change_nothing(rows, temperature):
+    tokens, lengths = scripted(9, temperature=temperature)[1]
+    lengths = np.where(np.arange(lengths.shape[1]) % 3 == 0, lengths, 0)  # all rows at once, too
+    drafter = tiny.scripted_drafter(tokens[:rows], lengths[:rows])
+    arguments = dict(
+        controls=Controls(30.0, 1.0, 2), temperature=temperature, prompts=PROMPTS[:rows]
+    )
+    results = [run(drafter.replace(can_abstain=can), CONFIG, **arguments) for can in (False, True)]
+    asked = np.asarray(results[0].trace.draft_length)[np.asarray(results[0].trace.start) >= 0]
+    assert (asked == 0).any() and (asked > 0).any()
+    assert rows == 1 or int(results[0].ledger.exceptions.sum()) > 0
+    for i, result in enumerate(results):
+        trace = result.trace
+        is_scored = np.arange(G + 1) <= np.asarray(trace.draft_length)[..., None]
+        trace = trace.replace(target_tokens=np.where(is_scored, trace.target_tokens, -1))
+        results[i] = result.replace(trace=trace)
+    # Two widths of a forward may round apart; tokens, counts and places may not.
+    leaves = [jax.tree.leaves(result) for result in results]
+    floats, exact = (
+        [[leaf for leaf in row if (leaf.dtype == np.float32) is is_float] for row in leaves]
+        for is_float in (True, False)
+    )
+    chex.assert_trees_all_equal(*exact)
+    chex.assert_trees_all_close(*floats, atol=1e-4)
+
+
+def test_only_a_round_in_which_no_row_has_a_draft_is_a_forward_of_one_column():
+    plain, mark = tiny.tiny_target(), 3
+
+    def forward(params, tokens, cache, **kwargs):
+        output = plain.forward(params, tokens, cache, **kwargs)
+        if tokens.shape[1] > 1:
+            return output
+        return output.replace(logits=output.logits.at[..., mark].add(1e6))
+
+    tokens, lengths = scripted(10)[1]
+    lengths = np.stack([np.full_like(lengths[0], G), np.zeros_like(lengths[1])])
+    drafter = tiny.scripted_drafter(tokens[:2], lengths)
+    requests = make_requests(PROMPTS[::2], max_new_tokens=24)
+    target = plain.replace(forward=forward)
+    told = {}
+    for can_abstain in (False, True):
+        result = asd_jax.decode(
+            target, drafter.replace(can_abstain=can_abstain), asd_jax.asd(), requests, CONFIG
+        )
+        told[can_abstain] = np.asarray(result.tokens) == mark
+    assert not told[False].any() and not told[True][0].any()
+    # The second row never has a draft; its steps are plain from when the first row has finished.
+    first = int(np.argmax(told[True][1]))
+    assert 1 < first < 23 and told[True][1, first:].all() and not told[True][1, :first].any()
+
+
+@pytest.mark.parametrize("can_abstain", [False, True])
+def test_while_body_copies_no_cache_buffer(can_abstain):
+    drafter = scripted(8)[0].replace(can_abstain=can_abstain)
     target = tiny.tiny_target()
     requests = make_requests(PROMPTS, max_new_tokens=24)
     state = prefill(target, drafter, requests, CONFIG)

@@ -278,6 +278,7 @@ def as_drafter(
         commit=_Commit(graphdef),
         name=FAMILY.name,
         num_draft_tokens=config.num_draft_tokens,
+        can_abstain=config.confidence_threshold > 0,
         feature_layers=config.feature_layers,
     )
 

@@ -220,6 +220,7 @@ def ngram(
         commit=_commit,
         name="ngram",
         num_draft_tokens=num_draft_tokens,
+        can_abstain=True,
     )
 
 
