@@ -104,12 +104,10 @@ def run(config: AuditConfig, name: str) -> int:
 
 def _tell_limits(audit: Audit) -> None:
     """Prints where answers may be cut before the task's own limit."""
-    run_limit = audit.run.max_new_tokens
     for name in audit.examples:
-        if run_limit < (own := TASKS[name].max_new_tokens):
+        if (limit := audit.config.longest_answer(name)) < (own := TASKS[name].max_new_tokens):
             print(
-                f"{name}: answers are cut at decode.max_new_tokens, {run_limit} tokens a turn; the "
-                f"task's own limit is {own}",
+                f"{name}: answers are cut at {limit} tokens a turn; the task's own limit is {own}",
                 flush=True,
             )
 
@@ -117,8 +115,7 @@ def _tell_limits(audit: Audit) -> None:
 def _rows(audit: Audit) -> Iterator[dict[str, Any]]:
     """Yields what is asked, in the order of the tasks and of their data."""
     for name, examples in audit.examples.items():
-        task = TASKS[name]
-        longest = min(task.max_new_tokens, audit.run.max_new_tokens)
+        longest = audit.config.longest_answer(name)
         for example in examples:
             yield {**prompt_row(example), "max_new_tokens": longest}
 

@@ -8,6 +8,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
+from asd_jax.evaluation.tasks import TASKS
 from experiments import fields, study
 from experiments.config import RunConfig
 from experiments.fields import Schema
@@ -47,9 +48,17 @@ class AuditConfig:
     frontier: str | None = fields.text(
         None, "frontier.json of experiments.frontier with the same target and drafter"
     )
+    limits: dict[str, Any] = fields.free(
+        "longest answers of single tasks, tokens a turn; of the others decode.max_new_tokens"
+    )
     tasks: study.TaskFields = fields.group(study.TaskFields)
     decode: RunConfig = fields.group(RunConfig)
     judge: JudgeFields = fields.group(JudgeFields)
+
+    def longest_answer(self, task: str) -> int:
+        """Returns how many tokens an answer to a turn may have: the task's own limit at most."""
+        limit = self.limits.get(task, self.decode.max_new_tokens)
+        return min(TASKS[task].max_new_tokens, self.decode.max_new_tokens, limit)
 
 
 def _misfits(values: Mapping[str, Any]) -> list[str]:
@@ -57,7 +66,7 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
     problems = study.task_misfits(values)
     if values["controls"] is None:
         problems.append("controls: got None, allowed is the path of a controls file")
-    problems += _judge_misfits(values)
+    problems += _limit_misfits(values) + _judge_misfits(values)
     own = study.of_decode(values)
     changed = study.decode_misfits(
         values, _SET_BY_THE_AUDIT, "experiments.audit sets it itself"
@@ -65,6 +74,20 @@ def _misfits(values: Mapping[str, Any]) -> list[str]:
     if changed:
         return problems + changed
     return problems + study.run_misfits(own)
+
+
+def _limit_misfits(values: Mapping[str, Any]) -> list[str]:
+    limits, tasks = values["limits"], values["tasks.names"]
+    problems = [
+        f"limits: got {name!r}, allowed are the tasks asked: {', '.join(tasks)}"
+        for name in limits
+        if name not in tasks
+    ]
+    return problems + [
+        f"limits.{name}: got {limit!r}, allowed is a whole number >= 1"
+        for name, limit in limits.items()
+        if type(limit) is not int or limit < 1
+    ]
 
 
 def _judge_misfits(values: Mapping[str, Any]) -> list[str]:

@@ -2,11 +2,10 @@
 
     python -m experiments.audit --config=experiments/configs/audit_smollm2.py
 
-Asked are 100 questions of each task; `--config.tasks.limit=0` takes all. MT-Bench is left out, as
-nearly all of its answers run to any limit; `--config.tasks.names=mt_bench` audits it in another
-`directory`, for which `--config.decode.max_new_tokens=128` is enough. Controls and draft length
-come from `experiments.calibrate` and `experiments.freeze`, and the page shows what
-`experiments.throughput` and `experiments.frontier` found, which run before it.
+Asked are 100 questions of each task, of MT-Bench all 56; `--config.tasks.limit=0` takes all. Nearly
+all answers to MT-Bench run to any limit, so theirs is lower. Controls and draft length come from
+`experiments.calibrate` and `experiments.freeze`, and the page shows what `experiments.throughput`
+and `experiments.frontier` found, which run before it.
 `--config.decode.drafter=FOLDER` takes another drafter, which needs controls of its own.
 """
 
@@ -30,5 +29,6 @@ def get_config() -> ml_collections.ConfigDict:
     # What is longer seldom ends at all: a small model falls to repeating itself. A task's own limit
     # holds where it is lower.
     config.decode.max_new_tokens = 384
+    config.limits = {"mt_bench": 128}
     config.decode.batch_size = 4
     return config

@@ -131,7 +131,7 @@ def test_the_study_says_what_was_run_and_what_others_measured(place, whole):
     tables = (place.folder / "whole" / "study.md").read_text()
     assert "| mmlu | +7.00 [+6.00, +8.00] | +0.50 | yes |" in tables
     assert f"| fingerprint | {frozen.fingerprint} |" in tables
-    assert "mmlu: answers are cut at decode.max_new_tokens, 20 tokens a turn" in stdout
+    assert "mmlu: answers are cut at 20 tokens a turn; the task's own limit is 64" in stdout
     assert "mmlu: graded 6 of 6 answers" in stdout and "in whole" in stdout
 
 

@@ -52,10 +52,16 @@ def test_controls_reach_the_run(place, monkeypatch):
     assert run.num_draft_tokens == 4 and not run.ignore_eos
 
 
-def test_the_lower_of_the_tasks_and_the_runs_limit_holds(place, monkeypatch):
-    rows = audit_cli._rows(prepared(place, monkeypatch, decode={"max_new_tokens": 100}))
-    assert [(row["task"], row["max_new_tokens"]) for row in rows] == (
-        [("mmlu", 64)] * 3 + [("mt_bench", 100)] * 3
+@pytest.mark.parametrize(
+    ("limits", "mmlu", "mt_bench"),
+    [({}, 64, 100), ({"mt_bench": 30}, 64, 30), ({"mt_bench": 200, "mmlu": 80}, 64, 100)],
+)
+def test_the_lowest_of_a_tasks_own_the_runs_and_the_named_limit_holds(
+    place, monkeypatch, limits, mmlu, mt_bench
+):
+    audit = prepared(place, monkeypatch, decode={"max_new_tokens": 100}, limits=limits)
+    assert [(row["task"], row["max_new_tokens"]) for row in audit_cli._rows(audit)] == (
+        [("mmlu", mmlu)] * 3 + [("mt_bench", mt_bench)] * 3
     )
 
 
@@ -102,6 +108,9 @@ def test_samples_that_chose_the_controls_cannot_audit_them(place, monkeypatch):
         ({"controls": "gone.json"}, "controls: gone.json cannot be read: No such file"),
         ({"frontier": "gone.json"}, "frontier: gone.json cannot be read: No such file"),
         ({"throughput": "audit.py"}, "throughput: audit.py cannot be read as JSON"),
+        ({"limits": {"gsm8k": 9}}, "limits: got 'gsm8k', allowed are the tasks asked: mmlu, mt_"),
+        ({"limits": {"mmlu": 0}}, "limits.mmlu: got 0, allowed is a whole number >= 1"),
+        ({"limits": {"mmlu": "9"}}, "limits.mmlu: got '9', allowed is a whole number >= 1"),
         ({"judge": {"url": "http://x"}}, "judge.url and judge.model: got http://x and None"),
         ({"judge": {"url": "x", "model": "m"}}, "judge.url: got 'x', allowed is an http"),
         (
