@@ -146,6 +146,7 @@ def measure_parts(loaded: asd_jax.LoadedTarget, repeats: int) -> dict[str, Any]:
     prompt = encode_question(loaded)
     requests = make_requests([prompt], max_new_tokens=256)
     config = DecodeConfig(NUM_DRAFT, 256, MAX_LEN)
+    without_drafts = make_requests([prompt], max_new_tokens=256, max_draft_tokens=0)
     plain = DecodeConfig(0, 256, MAX_LEN)
     drafter = asd_jax.ngram(NUM_DRAFT)
     arms = {
@@ -153,11 +154,13 @@ def measure_parts(loaded: asd_jax.LoadedTarget, repeats: int) -> dict[str, Any]:
         "forward_1": forward_arm(target, 1),
         "forward_8": forward_arm(target, NUM_DRAFT + 1),
         "loop_1": loop_arm(target, asd_jax.no_drafter(), requests, plain),
-        "loop_8": loop_arm(target, drafter, requests, config),
+        # Every round with all its columns, as a round's parts have them.
+        "loop_8": loop_arm(target, drafter.replace(can_abstain=False), requests, config),
+        "loop_8_no_draft": loop_arm(target, drafter, without_drafts, config),
         **part_arms(target, drafter, requests, config),
     }
     seconds = timing.interleave(arms, repeats=repeats)
-    for name in ("loop_1", "loop_8", "forward", "draft", "judge"):
+    for name in ("loop_1", "loop_8", "loop_8_no_draft", "forward", "draft", "judge"):
         seconds[name] = [sample / ROUNDS for sample in seconds[name]]
     parts = sum(timing.median(seconds[name]) for name in ("forward", "draft", "judge"))
     num_bytes = sum(x.nbytes for x in jax.tree.leaves(target.params) if x.ndim == 2)
@@ -183,6 +186,11 @@ def measure_parts(loaded: asd_jax.LoadedTarget, repeats: int) -> dict[str, Any]:
                 "loop round / sum of its separately jitted parts",
                 timing.median(seconds["loop_8"]) / parts,
                 at_most=1.05,
+            ),
+            timing.figure(
+                "round in which nothing was found / round of plain decoding",
+                timing.ratio(seconds, "loop_8_no_draft", "loop_1"),
+                at_most=1.1,
             ),
         ],
     }
