@@ -235,7 +235,8 @@ def _worst(tasks: Mapping[str, Any]) -> str:
         [
             "## Most harmed answers",
             "Picked for their harm (strict right and ASD wrong first, then by regret spent), so "
-            "they stand for no average. Their texts are in the study's JSON.",
+            "they stand for no average. Their texts are in the audit's own study.json, and in none "
+            "that was written without answers.",
             table("task|listed|strict right, ASD wrong|ids", rows),
         ]
     )
