@@ -2,8 +2,8 @@
 
 A mesh has two axes. Requests are divided along `data`; heads, feed-forward features and vocabulary
 along `model`. The decode loop runs under `jax.shard_map` as the program of one device: rows never
-depend on each other, so along `data` nothing is exchanged but the one bit that ends the loop, and
-along `model` exactly the sums that the layers write out themselves.
+depend on each other, so along `data` nothing is exchanged but single bits (goes any row on, does
+any sample, has any a draft), and along `model` exactly the sums that the layers write out.
 """
 
 from __future__ import annotations

@@ -168,6 +168,8 @@ def _document(
         **run_of,
         "command": receipt.command_line("experiments.audit", sys.argv[1:]),
         "compared_at_commit": receipt.git_commit(),
+        # Tokens a turn, by task; the run's own limit is the largest.
+        "longest_answers": {name: audit.config.longest_answer(name) for name in audit.examples},
     }
     document = make_study(comparisons, run, controls=controls_entry(audit.controls)).to_json()
     document = audit.with_other_studies(document)

@@ -17,7 +17,8 @@ The gain is over whole requests, prefill included, as the authors' clock has eve
 of rounds alone stands beside it. Where a gate fails (the baseline drifts by more than 3 percent,
 roles emit other numbers of tokens, or the two strict roles other tokens) no gain is claimed. On a
 machine that is not yours alone, `steady_percent` has a batch measured again where its two strict
-runs differ by more, whatever the candidate did; the result says of how many.
+runs differ by more, whatever the candidate did; the result says of how many, and what the first
+measurements came to.
 
 Killed at any point, the same command goes on with what is missing; a batch whose roles are not all
 there is measured again as a whole. `--help` lists all fields.
@@ -44,7 +45,9 @@ from asd_jax.evaluation.summary import write_summary
 from asd_jax.evaluation.throughput import (
     ROLES,
     Measured,
+    Steadied,
     Unit,
+    first_figures,
     is_steady,
     make_document,
     measure_tasks,
@@ -89,9 +92,10 @@ def run(config: ThroughputConfig, name: str) -> int:
     try:
         writer.start(prepared.header)
         done = whole_measurements(map(parse_measurement, writer.resumed_rows), prepared.roles)
-        total, left = sum(1 for _ in prepared.units()), _pending(prepared, done)
-        display.line("work", f"{total - len(left)} of {total} units of work are measured")
-        if left:
+        units = list(prepared.units())
+        num_done = sum(unit in done for unit in units)
+        display.line("work", f"{num_done} of {len(units)} units of work are measured")
+        if _pending(prepared, done):
             _measure(prepared, done, writer, display)
         is_complete = True
     finally:
@@ -218,25 +222,51 @@ def _conclude(
     prepared: Study, done: Attempts, receipt: Mapping[str, Any], display: Display
 ) -> None:
     """Writes what the measurements come to: of each unit the last one counts."""
-    by_task = {
-        name: {unit: done[unit][-1] for unit in prepared.units() if unit.task == name}
-        for name in prepared.batches
-    }
     document = make_document(
-        *measure_tasks(by_task),
+        *measure_tasks(_by_task(prepared, done, -1)),
         run=receipt,
         controls=prepared.controls,
         left_out=prepared.left_out,
-        measured_again={
-            name: sum(len(done[unit]) > 1 for unit in units) for name, units in by_task.items()
-        },
-        steady_percent=prepared.config.steady_percent,
+        steadied=_steadied(prepared, done),
     )
     text = to_markdown(document)
     write_summary(prepared.path("throughput.json"), document)
     write_text(prepared.path("throughput.md"), text)
     print(f"\n{text}")
     display.line("written", f"{prepared.path('throughput.json')} and throughput.md")
+
+
+def _by_task(
+    prepared: Study, done: Attempts, attempt: int
+) -> dict[str, dict[Unit, dict[str, Measured]]]:
+    """Returns one measurement of each unit: 0 the first, -1 the last."""
+    return {
+        name: {unit: done[unit][attempt] for unit in prepared.units() if unit.task == name}
+        for name in prepared.batches
+    }
+
+
+def _steadied(prepared: Study, done: Attempts) -> Steadied | None:
+    within = prepared.config.steady_percent
+    last = _by_task(prepared, done, -1)
+    set_aside = {name: sum(len(done[unit]) > 1 for unit in units) for name, units in last.items()}
+    if within is None:
+        if any(set_aside.values()):
+            raise ConfigError(
+                "steady_percent: got None, allowed is a number, as batches in the folder were "
+                "measured again"
+            )
+        return None
+    return Steadied(
+        within_percent=within,
+        max_attempts=prepared.config.max_attempts,
+        set_aside=set_aside,
+        unsteady={
+            name: sum(not is_steady(rows, within) for rows in units.values())
+            for name, units in last.items()
+        },
+        first_attempts=first_figures(*measure_tasks(_by_task(prepared, done, 0))),
+    )
 
 
 def main(argv: list[str]) -> int:

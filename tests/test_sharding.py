@@ -120,6 +120,25 @@ def test_every_mesh_gives_the_tokens_and_ledgers_of_one_device(
             np.testing.assert_array_equal(other, leaf, err_msg=str(path))
 
 
+@pytest.mark.parametrize(("data", "model"), [(8, 1), (2, 4)])
+def test_rounds_without_any_draft_are_those_of_one_device(checkpoint, data, model):
+    def of(data: int, model: int):
+        drafter = drafter_on(checkpoint, data, model)
+        tokens, lengths = drafter.params
+        # Short prompts are drafted for a while; from then on no row has a draft.
+        drafter = drafter.replace(params=(tokens, lengths.at[:, 14:].set(0)), can_abstain=True)
+        return sharding.to_host(
+            decode(target_on(checkpoint, data, model), drafter, asd(), requests(), CONFIG)
+        )
+
+    expected, got = of(1, 1), of(data, model)
+    lengths = expected.trace.draft_length[expected.trace.start >= 0]
+    assert (lengths > 0).any() and (lengths == 0).any()
+    np.testing.assert_array_equal(got.tokens, expected.tokens)
+    np.testing.assert_array_equal(got.rounds, expected.rounds)
+    np.testing.assert_allclose(got.ledger.spent, expected.ledger.spent, atol=1e-4, rtol=0)
+
+
 @pytest.mark.slow  # rows of budget 0 are strict in the test above
 @pytest.mark.parametrize(("data", "model"), [(4, 2), (1, 8)])
 def test_strict_rule_on_every_mesh(checkpoint, data, model):

@@ -175,11 +175,12 @@ def measure(
     text, rounds = program.compile_rounds(
         wide.target, wide.drafter, wide.requests, loop, wide.state
     )
-    if dtype != "float32" and mesh.size > 1:
+    if mesh.size > 1 and (dtype != "float32" or parts.drafter.can_abstain):
         on_progress(f"lowering and compiling the rounds, {dtype}, for what is exchanged")
-        text, _ = program.compile_rounds(
-            parts.target, parts.drafter, parts.requests, loop, parts.state
-        )
+        # Of a drafter that can abstain a round with drafts, the dearer one: which of the two
+        # forwards a round runs is known to the device alone.
+        drafter = parts.drafter.replace(can_abstain=False)
+        text, _ = program.compile_rounds(parts.target, drafter, parts.requests, loop, parts.state)
     greedy, sampled = (
         collectives.in_round(text, is_sampled=is_sampled, promoted_dtype=_HLO_NAMES[dtype])
         for is_sampled in (False, True)

@@ -118,6 +118,9 @@ def test_the_study_says_what_was_run_and_what_others_measured(place, whole):
     assert run["config"]["verifier"]["budget"] == "inf" and run["config"]["num_draft_tokens"] == 4
     assert run["target"]["digest"] == frozen.target and run["device"]["platform"] == "cpu"
     assert {"versions", "commit", "compared_at_commit"} <= run.keys()
+    assert run["longest_answers"] == {"mmlu": 20, "mt_bench": 20}
+    told = (place.folder / "whole" / "study.md").read_text()
+    assert "Longest answers, tokens a turn: mmlu 20, mt_bench 20." in told
     assert run["command"].startswith("python -m experiments.audit --config=audit.py ")
     assert study["mean"]["gain_percent"] == THROUGHPUT["mean"]["gain_percent"]
     assert study["throughput"]["mt_bench"] == {

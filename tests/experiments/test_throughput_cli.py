@@ -176,7 +176,6 @@ def test_the_result_is_what_the_measurements_come_to(folder, finished):
     again = make_document(
         *measure_tasks(by_task),
         run=document["run"], controls=document["controls"], left_out=document["left_out"],
-        measured_again=document["measured_again"], steady_percent=document["steady_percent"],
     )  # fmt: skip
     assert again == document
     assert list(document["left_out"]) == ["alpaca"]
@@ -204,7 +203,7 @@ def test_batches_whose_strict_runs_differ_are_measured_again(cli, folder, finish
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stderr
     num_units = len(UNITS) * REPEATS
-    assert f"0 of {num_units} units of work are measured" in stdout
+    assert f"{num_units} of {num_units} units of work are measured" in stdout
     assert f"{num_units} batches, as their two strict runs differ" in stdout
     rows, earlier = (
         rows_of(folder / name / "measurements.jsonl") for name in ("unsteady", "study")
@@ -212,12 +211,22 @@ def test_batches_whose_strict_runs_differ_are_measured_again(cli, folder, finish
     assert rows[: len(earlier)] == earlier and len(rows) == len(earlier) + len(KEYS)
     counts = {name: REPEATS * sum(unit[0] == name for unit in UNITS) for name in QUESTIONS}
     document = json.loads((folder / "unsteady" / "throughput.json").read_text())
-    assert document["measured_again"] == counts and document["steady_percent"] == 1e-9
+    first = json.loads((folder / "study" / "throughput.json").read_text())
+    found = document["steadied"]
+    assert (found["within_percent"], found["max_attempts"]) == (1e-9, 2)
+    assert found["set_aside"] == counts and found["unsteady"] == counts
+    assert first["steadied"] is None
+    assert found["first_attempts"]["raw_gain_percent"] == first["mean"]["raw_gain_percent"]
+    assert found["first_attempts"]["reasons"] == first["mean"]["reasons"]
+    for name, task in first["tasks"].items():
+        assert found["first_attempts"]["drift_percent"][name] == task["drift_percent"]
     # The later measurements are those that count.
     assert units_of(rows) == units_of(rows[len(earlier) :])
-    assert "measured again: alpaca 4, mt_bench 2" in stdout
-    earlier_document = json.loads((folder / "study" / "throughput.json").read_text())
-    assert set(earlier_document["measured_again"].values()) == {0}
+    assert "measurements were set aside: alpaca 4, mt_bench 2" in stdout
+    assert "count and are not steady: alpaca 4, mt_bench 2" in stdout
+    process = start(cli, "--config.directory=unsteady")
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 2 and "steady_percent: got None, allowed is a number" in stderr
 
 
 def config_of(folder, **changes):

@@ -131,6 +131,15 @@ def test_ngram_has_no_weights_and_keeps_the_text():
     assert found.drafter_state == 8 // 2 * (SLOTS + 1) * 4
 
 
+def test_exchanges_of_a_drafter_that_abstains_are_those_of_a_round_with_drafts():
+    mesh = sharding.make_mesh(data=2, model=4)
+    found = measure(tiny.HF_CONFIG, "ngram", {}, WORK, mesh)
+    # The embedding's sum and two of each layer, for every column.
+    sums = [x for x in found.greedy_exchanges if x.elements == HIDDEN * (8 // 2) * (3 + 1)]
+    assert sum(x.times for x in sums) == 2 * LAYERS + 1
+    assert found.rounds.temporaries > 0
+
+
 def test_drafters_that_do_not_fit_are_named():
     mesh = sharding.make_mesh(data=2, model=4)
     with pytest.raises(ValueError, match="num_draft_tokens: got 3, allowed is 1..2"):

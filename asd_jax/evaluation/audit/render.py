@@ -45,6 +45,9 @@ def _heading(document: Mapping[str, Any]) -> str:
         f"{run.get('commit') or NONE}. Both arms answered the same examples. Brackets hold "
         f"{100 * confidence:g} % intervals; requests are what is resampled.",
     ]
+    if limits := run.get("longest_answers"):
+        told = ", ".join(f"{name} {limit}" for name, limit in limits.items())
+        lines += ["", f"Longest answers, tokens a turn: {told}."]
     lost = {
         name: task["missing"]
         for name, task in document["tasks"].items()

@@ -11,7 +11,12 @@ elsewhere, on answers that end by themselves: no run ever serves both.
 """
 
 from asd_jax.evaluation.throughput.clocks import Clock
-from asd_jax.evaluation.throughput.document import for_report, make_document
+from asd_jax.evaluation.throughput.document import (
+    Steadied,
+    first_figures,
+    for_report,
+    make_document,
+)
 from asd_jax.evaluation.throughput.measurements import (
     ROLES,
     Measured,
@@ -29,8 +34,10 @@ __all__ = [
     "Clock",
     "Measured",
     "Speed",
+    "Steadied",
     "TaskSpeed",
     "Unit",
+    "first_figures",
     "for_report",
     "is_steady",
     "make_document",

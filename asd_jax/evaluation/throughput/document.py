@@ -32,6 +32,41 @@ NOTES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Steadied:
+    """How batches whose two strict runs differed were measured again.
+
+    Attributes:
+      within_percent: The largest difference of a steady batch.
+      max_attempts: Measurements of a batch at most.
+      set_aside: By task, batches of which earlier measurements do not count.
+      unsteady: By task, batches that were not steady the last time either, and count.
+      first_attempts: Figures of the mean had every batch been measured once, as the names say.
+    """
+
+    within_percent: float
+    max_attempts: int
+    set_aside: Mapping[str, int]
+    unsteady: Mapping[str, int]
+    first_attempts: Mapping[str, Any]
+
+
+def first_figures(tasks: Mapping[str, TaskSpeed], mean: Speed) -> dict[str, Any]:
+    """Returns what `Steadied.first_attempts` holds.
+
+    Args:
+      tasks: Of `measure_tasks` on the first measurement of every unit.
+      mean: Likewise.
+    """
+    return {
+        "raw_gain_percent": mean.raw_gain_percent,
+        "strict_over_greedy": mean.strict_over_greedy,
+        "candidate_over_greedy": mean.candidate_over_greedy,
+        "drift_percent": {name: task.speed.drift_percent for name, task in tasks.items()},
+        "reasons": mean.reasons,
+    }
+
+
 def make_document(
     tasks: Mapping[str, TaskSpeed],
     mean: Speed,
@@ -39,8 +74,7 @@ def make_document(
     run: Mapping[str, Any],
     controls: Mapping[str, Any],
     left_out: Mapping[str, Mapping[str, str]],
-    measured_again: Mapping[str, int] | None = None,
-    steady_percent: float | None = None,
+    steadied: Steadied | None = None,
 ) -> dict[str, Any]:
     """Returns the result of a study, made of plain JSON types.
 
@@ -50,9 +84,7 @@ def make_document(
       run: The receipt.
       controls: What the candidate was decoded with and where it is from.
       left_out: By task, the prompts that cannot have as many tokens as the others, and why.
-      measured_again: By task, the units of which an earlier measurement was set aside, as its two
-        strict runs differed by more than `steady_percent`.
-      steady_percent: See there; None: every measurement counts.
+      steadied: How batches were measured again, or None if none were to be.
     """
     document: dict[str, Any] = plain_json(
         {
@@ -67,8 +99,7 @@ def make_document(
             "tasks": {name: _flat(task) for name, task in tasks.items()},
             "mean": {"tasks": list(tasks), **plain_json(mean)},
             "left_out": left_out,
-            "steady_percent": steady_percent,
-            "measured_again": measured_again or {},
+            "steadied": steadied,
             "notes": NOTES,
         }
     )

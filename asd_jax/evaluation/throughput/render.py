@@ -109,8 +109,8 @@ def _work_row(name: str, found: Mapping[str, Any]) -> list[Any]:
 
 def _gates(document: Mapping[str, Any]) -> str:
     lines = ["## Gates", "", *(f"- {_gate_line(*item)}" for item in document["tasks"].items())]
-    if document.get("steady_percent") is not None:
-        lines += [f"- {_again(document)}"]
+    if document.get("steadied") is not None:
+        lines += [f"- {line}" for line in _again(document["steadied"])]
     together = [reason for reason in document["mean"]["reasons"] if ": " not in reason]
     if together:
         lines.append(f"- all tasks together: {_words(together)}")
@@ -125,13 +125,27 @@ def _gate_line(name: str, task: Mapping[str, Any]) -> str:
     return told
 
 
-def _again(document: Mapping[str, Any]) -> str:
-    counts = {name: number for name, number in document["measured_again"].items() if number}
-    told = ", ".join(f"{name} {number}" for name, number in counts.items()) or "none"
-    return (
-        f"batches whose two strict runs differed by more than {document['steady_percent']:g} %, "
-        f"whatever the candidate did, and which were measured again: {told}"
-    )
+def _again(steadied: Mapping[str, Any]) -> list[str]:
+    def counted(counts: Mapping[str, int]) -> str:
+        return ", ".join(f"{name} {num}" for name, num in counts.items() if num) or "none"
+
+    first = steadied["first_attempts"]
+    drifts = ", ".join(f"{name} {value:+.2f}" for name, value in first["drift_percent"].items())
+    over_greedy = ""
+    if first["strict_over_greedy"] is not None:
+        over_greedy = (
+            f", strict over greedy {interval(first['strict_over_greedy'])}, candidate "
+            f"{interval(first['candidate_over_greedy'])}"
+        )
+    return [
+        f"batches are steady whose two strict runs differ by at most "
+        f"{steadied['within_percent']:g} %, whatever the candidate does; others are measured up to "
+        f"{steadied['max_attempts']} times, and the last measurement counts",
+        f"batches of which earlier measurements were set aside: {counted(steadied['set_aside'])}",
+        f"batches that count and are not steady: {counted(steadied['unsteady'])}",
+        f"first measurements alone: gain {change(first['raw_gain_percent'])} %{over_greedy}; drift "
+        f"{drifts} %; gates {_words(list(first['reasons'])) or 'hold'}",
+    ]
 
 
 def _words(reasons: list[str]) -> str:
