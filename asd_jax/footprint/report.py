@@ -179,8 +179,8 @@ def measure(
         on_progress(f"lowering and compiling the rounds, {dtype}, for what is exchanged")
         # Of a drafter that can abstain a round with drafts, the dearer one: which of the two
         # forwards a round runs is known to the device alone.
-        drafter = parts.drafter.replace(can_abstain=False)
-        text, _ = program.compile_rounds(parts.target, drafter, parts.requests, loop, parts.state)
+        busy = parts.drafter.replace(can_abstain=False)
+        text, _ = program.compile_rounds(parts.target, busy, parts.requests, loop, parts.state)
     greedy, sampled = (
         collectives.in_round(text, is_sampled=is_sampled, promoted_dtype=_HLO_NAMES[dtype])
         for is_sampled in (False, True)
