@@ -304,8 +304,7 @@ def test_requests_survive_the_run_for_the_next_arm():
     np.testing.assert_array_equal(requests.ledger.spent, np.zeros(len(PROMPTS)))
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("rows", "temperature"), [(1, 0.0), (4, 0.8)])
 def test_plain_rounds_of_a_drafter_that_abstains_change_nothing(rows, temperature):
     tokens, lengths = scripted(9, temperature=temperature)[1]
     lengths = np.where(np.arange(lengths.shape[1]) % 3 == 0, lengths, 0)  # all rows at once, too
