@@ -2,10 +2,10 @@
 
     python -m benchmarks.graders --data ../shared/data --output benchmarks/results/graders.json
 
-Every row is graded three times: with its own reference, which should be right; with the reference
-of another row that has another answer, and, where a program is asked for, with functions that
-return None, which should be wrong. Rows for which that does not hold are listed by id; a data set's
-own solution can fail its own tests. Without `--data` the samples of the package are graded.
+Every row is graded two or three times: with its own reference, which should be right; with the
+reference of another row that has another answer, and, where a program is asked for, with functions
+that return None, which should be wrong. Rows for which that does not hold are listed by id; a data
+set's own solution can fail its own tests. Without `--data` the samples of the package are graded.
 """
 
 from __future__ import annotations

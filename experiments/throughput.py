@@ -92,6 +92,7 @@ def run(config: ThroughputConfig, name: str) -> int:
     try:
         writer.start(prepared.header)
         done = whole_measurements(map(parse_measurement, writer.resumed_rows), prepared.roles)
+        _require_limit(prepared, done)
         units = list(prepared.units())
         num_done = sum(unit in done for unit in units)
         display.line("work", f"{num_done} of {len(units)} units of work are measured")
@@ -103,6 +104,15 @@ def run(config: ThroughputConfig, name: str) -> int:
         writer.close(keep_empty=is_complete)
     _conclude(prepared, done, _receipt(path), display)
     return 0
+
+
+def _require_limit(prepared: Study, done: Attempts) -> None:
+    """Refuses to count batches that were measured again without saying why they were."""
+    if prepared.config.steady_percent is None and any(len(found) > 1 for found in done.values()):
+        raise ConfigError(
+            "steady_percent: got None, allowed is a number, as batches in the folder were "
+            "measured again"
+        )
 
 
 def _pending(prepared: Study, done: Attempts) -> list[Unit]:
@@ -201,12 +211,12 @@ class _Progress:
     def show(self, row: Measured) -> None:
         self._done += 1
         pace = (time.monotonic() - self._begun) / self._done
-        unit, seconds = row.unit, row.prefill_seconds + row.rounds_seconds
+        unit = row.unit
         self._display.line(
             f"[{self._done}/{self._total}]",
             f"{unit.task}, repeat {unit.repeat + 1} of {self._prepared.config.repeats}, batch "
             f"{unit.batch + 1} of {len(self._prepared.batches[unit.task])}, {row.role}: "
-            f"{row.tokens} tokens, {row.tokens / seconds:.1f} tokens/s, "
+            f"{row.tokens} tokens, {row.tokens / row.seconds:.1f} tokens/s, "
             f"{pace * (self._total - self._done) / 60:.1f} min left",
         )
 
@@ -248,19 +258,15 @@ def _by_task(
 
 def _steadied(prepared: Study, done: Attempts) -> Steadied | None:
     within = prepared.config.steady_percent
-    last = _by_task(prepared, done, -1)
-    set_aside = {name: sum(len(done[unit]) > 1 for unit in units) for name, units in last.items()}
     if within is None:
-        if any(set_aside.values()):
-            raise ConfigError(
-                "steady_percent: got None, allowed is a number, as batches in the folder were "
-                "measured again"
-            )
         return None
+    last = _by_task(prepared, done, -1)
     return Steadied(
         within_percent=within,
         max_attempts=prepared.config.max_attempts,
-        set_aside=set_aside,
+        set_aside={
+            name: sum(len(done[unit]) > 1 for unit in units) for name, units in last.items()
+        },
         unsteady={
             name: sum(not is_steady(rows, within) for rows in units.values())
             for name, units in last.items()

@@ -21,12 +21,12 @@ from asd_jax.evaluation.throughput import (
     make_document,
     measure_tasks,
     parse_measurement,
-    whole_measurements,
 )
 from experiments import throughput
 from experiments.fields import ConfigError
 from experiments.throughput_config import SCHEMA
 from experiments.throughput_inputs import prepare
+from tests.evaluation.throughput.measured import last_whole
 
 TOKENS, REPEATS = 12, 2
 _CONFIG = f"""
@@ -93,9 +93,7 @@ def rows_of(path):
 
 
 def units_of(rows):
-    """Each unit's measurement that counts."""
-    found = whole_measurements(map(parse_measurement, rows), ROLES)
-    return {unit: attempts[-1] for unit, attempts in found.items()}
+    return last_whole(map(parse_measurement, rows))
 
 
 def key_of(row):

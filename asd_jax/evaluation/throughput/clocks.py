@@ -98,7 +98,7 @@ def request_clock(units: Units, *, by: str) -> Clock:
     """
     return Clock(
         _sums(units, by, lambda row: row.tokens),
-        _sums(units, by, lambda row: row.prefill_seconds + row.rounds_seconds),
+        _sums(units, by, lambda row: row.seconds),
     )
 
 

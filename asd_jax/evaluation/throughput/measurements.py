@@ -75,6 +75,11 @@ class Measured:
     spent: tuple[float, ...]
     digest: str
 
+    @property
+    def seconds(self) -> float:
+        """Time of the whole request: prefill and rounds."""
+        return self.prefill_seconds + self.rounds_seconds
+
 
 def token_digest(answers: Iterable[Sequence[int]]) -> str:
     """Returns the SHA-256 of token ids, 64 hex digits; answers in another order give another."""
@@ -175,10 +180,7 @@ def is_steady(rows: Mapping[str, Measured], within_percent: float) -> bool:
       rows: Of one whole measurement, by role.
       within_percent: Largest change from the opening to the closing run, in either direction.
     """
-    before, after = (
-        rows[role].prefill_seconds + rows[role].rounds_seconds for role in (BEFORE, AFTER)
-    )
-    return abs(percent_change(before, after)) <= within_percent
+    return abs(percent_change(rows[BEFORE].seconds, rows[AFTER].seconds)) <= within_percent
 
 
 def _is_count(value: Any) -> bool:

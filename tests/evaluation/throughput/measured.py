@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asd_jax.evaluation.throughput import ROLES, Measured, Unit
+from asd_jax.evaluation.throughput import ROLES, Measured, Unit, whole_measurements
 
 TOKENS = 100
 
@@ -42,3 +42,8 @@ def units_of(
             role: measured(unit, role, rate) for role, rate in zip(ROLES, each, strict=False)
         }
     return found
+
+
+def last_whole(rows, roles=ROLES):
+    """Returns each unit's measurement that counts."""
+    return {unit: found[-1] for unit, found in whole_measurements(rows, roles).items()}

@@ -25,7 +25,7 @@ from asd_jax.evaluation.throughput import (
 )
 from asd_jax.evaluation.throughput.measurements import token_digest
 from asd_jax.types import FinishReason
-from tests.evaluation.throughput.measured import measured
+from tests.evaluation.throughput.measured import last_whole, measured
 
 TRIPLE = ROLES[:3]
 UNIT = Unit("gsm8k", 1, 7)
@@ -84,11 +84,6 @@ def test_the_digest_tells_ids_their_order_and_their_requests_apart():
 def test_a_row_that_is_none_is_refused_by_its_field(field, value):
     with pytest.raises(OutputError, match=rf"measurement 'gsm8k/1/7': {field}: got"):
         parse_measurement(a_row() | {field: value})
-
-
-def last_whole(rows, roles):
-    """Each unit's measurement that counts."""
-    return {unit: found[-1] for unit, found in whole_measurements(rows, roles).items()}
 
 
 def log(*entries):
